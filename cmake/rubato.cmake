@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+# Flags that every target shares, and one function that declares a room.
+
+add_library(rubato_flags INTERFACE)
+target_include_directories(rubato_flags INTERFACE ${PROJECT_SOURCE_DIR})
+target_compile_options(rubato_flags INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Werror
+                                              # one rounding per operation as written: contraction may differ between paths
+                                              -ffp-contract=off -fno-omit-frame-pointer -g1)
+if(RUBATO_SANITIZE)
+  target_compile_options(rubato_flags INTERFACE -fsanitize=${RUBATO_SANITIZE} -fno-sanitize-recover=all)
+  target_link_options(rubato_flags INTERFACE -fsanitize=${RUBATO_SANITIZE})
+endif()
+if(RUBATO_FUZZ)
+  target_compile_options(rubato_flags INTERFACE -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all)
+  target_link_options(rubato_flags INTERFACE -fsanitize=address,undefined)
+endif()
+
+# rubato_room(NAME SOURCES file... LINK library...): a static library with the shared flags.
+function(rubato_room name)
+  cmake_parse_arguments(ROOM "" "" "SOURCES;LINK;PRIVATE_LINK" ${ARGN})
+  if(NOT ROOM_SOURCES)
+    add_library(${name} INTERFACE)
+    target_link_libraries(${name} INTERFACE rubato_flags ${ROOM_LINK})
+    return()
+  endif()
+  add_library(${name} STATIC ${ROOM_SOURCES})
+  target_link_libraries(${name} PUBLIC rubato_flags ${ROOM_LINK} PRIVATE ${ROOM_PRIVATE_LINK})
+endfunction()
+
+# rubato_tests(ROOM FOLDER LINK library...): FOLDER/*_test.cpp becomes ROOM_tests with label `fast`, FOLDER/*_slow.cpp
+# becomes ROOM_slow_tests with label `slow`.
+function(rubato_tests room)
+  cmake_parse_arguments(T "" "" "LINK" ${ARGN})
+  file(GLOB fast CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${room}/*_test.cpp)
+  file(GLOB slow CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${room}/*_slow.cpp)
+  foreach(kind fast slow)
+    if(${kind})
+      set(target ${room}_tests)
+      if(kind STREQUAL slow)
+        set(target ${room}_slow_tests)
+      endif()
+      add_executable(${target} ${${kind}})
+      target_link_libraries(${target} PRIVATE ${T_LINK} GTest::gmock GTest::gtest_main)
+      target_compile_definitions(${target} PRIVATE RUBATO_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+      gtest_discover_tests(${target} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
+                           PROPERTIES LABELS ${kind} TIMEOUT 1200)
+    endif()
+  endforeach()
+endfunction()

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// What serving tells the rest of the daemon about every request and step: metrics count it, latency windows sample it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "engine/lane.h"
+#include "manifests/settings.h"
+#include "policies/scheduler.h"
+#include "policies/time.h"
+
+namespace rubato {
+
+enum class Outcome : std::uint8_t { Stop, Length, Aborted, Failed };
+/// Judged against the request's own targets. An aborted request that had missed nothing so far is Unjudged.
+enum class Verdict : std::uint8_t { Good, Bad, Unjudged };
+
+/// One choice, at its end.
+struct RequestRecord {
+  SequenceId id;
+  TimePoint arrival;                   // when the request had been read completely
+  std::optional<TimePoint> scheduled;  // first step with a row of it
+  std::optional<TimePoint> first_token;
+  TimePoint end;
+  std::int32_t prompt_tokens = 0;
+  std::int32_t output_tokens = 0;
+  std::int32_t max_new_tokens = 0;
+  Duration ttft_target{};
+  Duration itl_target{};
+  Duration itl_p99{};  // nearest rank over its own gaps; zero with fewer than two tokens
+  Duration itl_mean{};
+  bool ttft_missed = false;
+  bool itl_missed = false;
+  Outcome outcome = Outcome::Stop;
+  Verdict verdict = Verdict::Unjudged;
+};
+
+/// Called on the lane's thread (on_rejected: on an HTTP thread); must return quickly and never block on a client. Implemented by Metrics and
+/// LatencyWindows.
+class Observer {
+ public:
+  virtual ~Observer() = default;
+  virtual void on_arrival(TimePoint now, std::int32_t prompt_tokens) = 0;
+  /// Refused at the edge: queue full or draining.
+  virtual void on_rejected(TimePoint now) = 0;
+  /// A token after the first: the gap since the one before it.
+  virtual void on_token_gap(Duration gap) = 0;
+  virtual void on_first_token(Duration ttft) = 0;
+  virtual void on_request_end(const RequestRecord& record) = 0;
+  virtual void on_step(const engine::StepRecord& record, const policies::SchedulerCounts& counts) = 0;
+  virtual void on_settings(const Settings& settings, TimePoint now) = 0;
+};
+
+}  // namespace rubato

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// From logits to a token: penalties, bias, temperature, top_k/top_p/min_p, and a draw keyed by (request seed, position), so that
+// chunking, batching, preemption and retunes can never change an answer. One implementation for every host backend.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "engine/tokens.h"
+
+namespace rubato::engine {
+
+/// What the client asked for, already range-checked. temperature 0 is greedy: the largest logit, the lowest id among equals.
+struct SamplingParameters {
+  double temperature = 1.0;
+  std::int32_t top_k = 0;  // 0: off
+  double top_p = 1.0;      // (0, 1]
+  double min_p = 0.0;      // [0, 1]
+  double presence_penalty = 0.0;
+  double frequency_penalty = 0.0;
+  double repetition_penalty = 1.0;  // > 0; covers prompt and output, the other two output alone
+  std::vector<std::pair<TokenId, float>> logit_bias;
+  std::uint64_t seed = 0;
+  std::int32_t max_new_tokens = 16;  // >= 1
+  std::int32_t min_new_tokens = 0;   // end tokens are masked until then
+  bool ignore_eos = false;
+  std::vector<TokenId> stop_token_ids;  // beside the model's own end tokens
+  std::int32_t top_logprobs = -1;       // -1: none wanted; 0: the chosen token's alone; n: the n best as well (at most 20)
+};
+
+struct TokenLogprob {
+  TokenId token = 0;
+  float logprob = 0;
+};
+
+/// A sampled token. logprob and top refer to the model's raw distribution (before penalties and temperature), as vLLM reports it.
+struct Sample {
+  TokenId token = 0;
+  float logprob = 0;              // only when wanted
+  std::vector<TokenLogprob> top;  // best first; capacity reserved ahead
+};
+
+/// The per-sequence state that sampling needs: how often each token occurred. Owned by the lane, read by the backend within a step.
+class SamplingState {
+ public:
+  SamplingState(SamplingParameters parameters, std::span<const TokenId> prompt, std::int32_t vocabulary);
+
+  [[nodiscard]] const SamplingParameters& parameters() const { return parameters_; }
+  /// Books one generated token. Called once per generated token, never again after a preemption.
+  void append(TokenId token);
+  [[nodiscard]] std::int32_t generated_count() const { return generated_count_; }
+
+  /// Draws the next token from logits (vocabulary), which it may overwrite. end_tokens are masked while below min_new_tokens. position is
+  /// the absolute position of the token being drawn. Non-finite logits: returns false and the request fails alone.
+  [[nodiscard]] bool sample(std::span<float> logits, std::int64_t position, std::span<const TokenId> end_tokens, Sample& out) const;
+
+ private:
+  struct Count {
+    TokenId token = 0;
+    std::int32_t prompt = 0;
+    std::int32_t output = 0;
+  };
+  SamplingParameters parameters_;
+  std::vector<Count> counts_;  // sorted by token; only when a penalty is on
+  std::int32_t generated_count_ = 0;
+};
+
+}  // namespace rubato::engine

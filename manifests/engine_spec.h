@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// The Engine kind: what a manifest may ask for, after reading, defaulting and checking. The names, help texts, ranges and
+// defaults of its fields stand once, in fields.h; the reader, the JSON schema and the API all walk that table.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "manifests/settings.h"
+#include "manifests/units.h"
+
+namespace rubato {
+
+enum class DataType : std::uint8_t { Float32, BFloat16, Float16 };
+enum class Architecture : std::uint8_t { Llama };
+
+/// A model made from a seed instead of files: real shapes and real work, no meaning. Used by the demo, benches and tests.
+struct SyntheticModel {
+  Architecture architecture = Architecture::Llama;
+  std::int32_t hidden_size = 0;
+  std::int32_t layers = 0;
+  std::int32_t heads = 0;
+  std::int32_t kv_heads = 0;
+  std::int32_t head_size = 0;  // 0: hidden_size / heads
+  std::int32_t feed_forward = 0;
+  std::int32_t vocabulary = 0;
+  bool tied_embeddings = true;
+  std::uint64_t seed = 1;
+
+  friend bool operator==(const SyntheticModel&, const SyntheticModel&) = default;
+};
+
+/// Exactly one of path and synthetic is set. Restart-only.
+struct ModelSpec {
+  std::string path;                         // a Hugging Face folder
+  std::optional<SyntheticModel> synthetic;  // or a model from a seed
+  std::string served_name;                  // `model` in the OpenAI API; empty: metadata.name
+  std::optional<DataType> dtype;            // empty: that of the checkpoint
+
+  friend bool operator==(const ModelSpec&, const ModelSpec&) = default;
+};
+
+/// What is allocated at start; live knobs stay within it. Restart-only.
+struct CapacitySpec {
+  std::int32_t max_model_len = 4096;               // tokens, prompt and output together
+  std::int32_t max_num_seqs = 64;                  // sequences that may be in one step
+  std::int32_t max_waiting = 1024;                 // requests queued before 429
+  std::int64_t kv_cache_memory = 512LL << 20;      // bytes
+  std::int32_t cpu_threads = 0;                    // 0: min(affinity, cgroup quota)
+
+  friend bool operator==(const CapacitySpec&, const CapacitySpec&) = default;
+};
+
+/// A request is good when its TTFT and its own p99 token gap are both within target.
+struct ObjectivesSpec {
+  Duration ttft = std::chrono::milliseconds(500);
+  Duration itl = std::chrono::milliseconds(50);
+  std::int32_t attainment = 99;  // percent of requests that must be good
+
+  friend bool operator==(const ObjectivesSpec&, const ObjectivesSpec&) = default;
+};
+
+/// Where an integer knob starts and may go, both ends included.
+struct IntegerKnob {
+  std::int32_t initial = 0;
+  std::int32_t min = 0;
+  std::int32_t max = 0;
+
+  friend bool operator==(const IntegerKnob&, const IntegerKnob&) = default;
+};
+
+/// Where a choice starts and what it may become. choices is never empty and holds initial.
+template <class Choice>
+struct ChoiceKnob {
+  Choice initial{};
+  std::vector<Choice> choices;
+
+  friend bool operator==(const ChoiceKnob&, const ChoiceKnob&) = default;
+};
+
+struct KnobsSpec {
+  IntegerKnob max_num_batched_tokens{.initial = 512, .min = 64, .max = 4096};
+  ChoiceKnob<PriorityPolicy> priority_policy{
+      .initial = PriorityPolicy::Deadline,
+      .choices = {PriorityPolicy::Deadline, PriorityPolicy::DecodeFirst, PriorityPolicy::PrefillFirst, PriorityPolicy::ShortestFirst}};
+  IntegerKnob deadline_margin{.initial = 20, .min = 0, .max = 50};
+  IntegerKnob max_num_seqs{.initial = 64, .min = 8, .max = 64};
+  ChoiceKnob<Mode> mode{.initial = Mode::Chunked, .choices = {Mode::Chunked}};
+  IntegerKnob prefill_share{.initial = 50, .min = 10, .max = 90};
+
+  friend bool operator==(const KnobsSpec&, const KnobsSpec&) = default;
+};
+
+struct TuningSpec {
+  bool enabled = true;
+  Duration window = std::chrono::seconds(15);  // how long one live measurement lasts
+  std::int32_t min_requests = 20;              // a window with fewer finished requests decides nothing
+  Duration settle = std::chrono::seconds(2);   // dropped after every change before a trial's window opens
+  Duration dwell = std::chrono::seconds(60);   // shortest time between a finished search and the next
+
+  friend bool operator==(const TuningSpec&, const TuningSpec&) = default;
+};
+
+/// Knobs pinned by a person. A pinned knob is never tuned. expires_after counts from when the override was set.
+struct OverrideSpec {
+  std::optional<std::int32_t> max_num_batched_tokens;
+  std::optional<PriorityPolicy> priority_policy;
+  std::optional<std::int32_t> deadline_margin;
+  std::optional<std::int32_t> max_num_seqs;
+  std::optional<Mode> mode;
+  std::optional<std::int32_t> prefill_share;
+  std::optional<Duration> expires_after;
+
+  friend bool operator==(const OverrideSpec&, const OverrideSpec&) = default;
+};
+
+struct EngineSpec {
+  ModelSpec model;
+  std::vector<std::string> devices{"cpu"};  // cpu | cpu:0 | cuda:0 ... Restart-only.
+  CapacitySpec capacity;
+  ObjectivesSpec objectives;
+  KnobsSpec knobs;
+  TuningSpec tuning;
+  std::optional<OverrideSpec> override_;
+
+  friend bool operator==(const EngineSpec&, const EngineSpec&) = default;
+};
+
+struct EngineManifest {
+  std::string name;
+  std::map<std::string, std::string> labels;
+  std::map<std::string, std::string> annotations;
+  EngineSpec spec;
+
+  friend bool operator==(const EngineManifest&, const EngineManifest&) = default;
+};
+
+}  // namespace rubato
