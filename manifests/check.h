@@ -20,7 +20,7 @@ namespace rubato {
 template <class... Values>
 std::string check_values(const Values&... values) {
   std::ostringstream text;
-  (text << ... << values);
+  ((text << values), ...);
   return text.str();
 }
 
