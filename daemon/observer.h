@@ -37,17 +37,26 @@ struct RequestRecord {
   Verdict verdict = Verdict::Unjudged;
 };
 
+/// One choice entering the lane.
+struct Arrival {
+  SequenceId id;
+  TimePoint time;  // when the request had been read completely
+  std::int32_t prompt_tokens = 0;
+  std::int32_t max_new_tokens = 0;
+  Duration ttft_target{};
+};
+
 /// Called on the lane's thread (on_rejected: on an HTTP thread); must return quickly and never block on a client. Implemented by Metrics and
 /// LatencyWindows.
 class Observer {
  public:
   virtual ~Observer() = default;
-  virtual void on_arrival(TimePoint now, std::int32_t prompt_tokens) = 0;
+  virtual void on_arrival(const Arrival& arrival) = 0;
   /// Refused at the edge: queue full or draining.
   virtual void on_rejected(TimePoint now) = 0;
   /// A token after the first: the gap since the one before it.
   virtual void on_token_gap(Duration gap) = 0;
-  virtual void on_first_token(Duration ttft) = 0;
+  virtual void on_first_token(SequenceId id, Duration ttft) = 0;
   virtual void on_request_end(const RequestRecord& record) = 0;
   virtual void on_step(const engine::StepRecord& record, const policies::SchedulerCounts& counts) = 0;
   virtual void on_settings(const Settings& settings, TimePoint now) = 0;
