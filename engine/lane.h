@@ -42,6 +42,7 @@ struct TokenEvent {
   std::optional<FinishReason> finish;
   Error error;                   // on Failed
   TimePoint time;                // when the step ended
+  TimePoint scheduled;           // when the first step with a row of this sequence began (queue time ends there)
 };
 
 /// One executed step, for metrics, the step log and the tuner.
