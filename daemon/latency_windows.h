@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// Exact samples of what live traffic got, cut into windows for the tuner. Requests still unfinished count as soon as they are past a
+// target: a saturated engine must not look good because only its easy requests finished.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "daemon/observer.h"
+#include "manifests/engine_spec.h"
+#include "tuner/tuner.h"
+
+namespace rubato {
+
+/// The lane thread writes through Observer, the tuning thread opens and closes windows. One mutex, held for appends only; closing a window
+/// swaps the samples out first.
+class LatencyWindows final : public Observer {
+ public:
+  /// samples_max bounds each kind of sample per window; once full, every further one replaces a pseudo-random earlier one.
+  explicit LatencyWindows(std::size_t samples_max = 1 << 16);
+
+  void on_arrival(const Arrival& arrival) override;
+  void on_rejected(TimePoint now) override;
+  void on_token_gap(Duration gap) override;
+  void on_first_token(SequenceId id, Duration ttft) override;
+  void on_request_end(const RequestRecord& record) override;
+  void on_step(const engine::StepRecord& record, const policies::SchedulerCounts& counts) override;
+  void on_settings(const Settings& settings, TimePoint now) override;
+
+  /// Drops what has been sampled and starts anew at now. Only requests that arrived at or after `since` are judged and sampled: those from
+  /// before a change of settings carry the old settings' delays.
+  void open(TimePoint now, TimePoint since);
+  /// Requests judged since open(), unfinished ones past a target not counted.
+  [[nodiscard]] std::int32_t judged_so_far() const;
+  /// The window from open() to now; sampling goes on until the next open().
+  [[nodiscard]] tuner::Window close(TimePoint now);
+
+ private:
+  struct InFlight {
+    TimePoint arrival;
+    Duration ttft_target{};
+    bool has_token = false;
+    bool counted = false;  // already judged in an earlier window as unfinished and late; not judged again at its end
+  };
+  struct Samples {
+    std::vector<Duration> ttft;
+    std::vector<Duration> itl;
+    std::vector<TimePoint> arrivals;
+    std::int64_t prompt_tokens = 0;
+    std::int64_t output_tokens = 0;
+    std::int32_t arrival_count = 0;
+    std::int32_t finished = 0;
+    std::int32_t judged = 0;
+    std::int32_t good = 0;
+    std::int32_t rejected = 0;
+    std::int32_t ttft_misses = 0;
+    std::int32_t itl_misses = 0;
+    std::int32_t waiting_begin = 0;
+  };
+
+  void keep(std::vector<Duration>& samples, Duration sample);
+
+  const std::size_t samples_max_;
+  mutable std::mutex mutex_;
+  Samples samples_;
+  std::unordered_map<SequenceId, InFlight> in_flight_;
+  TimePoint opened_{};
+  TimePoint since_{};
+  std::uint64_t settings_number_ = 0;
+  std::int32_t waiting_ = 0;
+  std::uint64_t replacement_state_ = 1;
+};
+
+}  // namespace rubato
