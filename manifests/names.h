@@ -22,7 +22,7 @@ struct Named {
 
 /// All values of an enumeration in the order of their declaration: `for (const auto& named : enum_names<Mode>)`.
 template <class Enum>
-inline constexpr std::array<Named<Enum>, 0> names{};
+inline constexpr std::array<Named<Enum>, 0> enum_names{};
 
 template <>
 inline constexpr std::array enum_names<PriorityPolicy>{
