@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "daemon/model_loading.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <limits>
+#include <utility>
+
+#include "engine/cpu/backend.h"
+#include "engine/model/weights.h"
+#include "manifests/names.h"
+#include "manifests/units.h"
+
+namespace rubato {
+namespace {
+
+Result<engine::ModelConfig> read_config(const ModelSpec& model) {
+  if (model.synthetic) return engine::synthetic_model_config(*model.synthetic);
+  return engine::read_model_config(model.path);
+}
+
+// The CPU backend keeps weights in F32 or BF16; F16 checkpoints are widened, which is exact.
+DataType choose_dtype(const ModelSpec& model, const engine::ModelConfig& config) {
+  const DataType wanted = model.dtype.value_or(config.checkpoint_dtype);
+  return wanted == DataType::Float16 ? DataType::Float32 : wanted;
+}
+
+Result<void> check_devices(const std::vector<std::string>& devices) {
+  if (devices.size() == 1 && (devices[0] == "cpu" || devices[0] == "cpu:0")) return {};
+  for (const std::string& device : devices) {
+    if (device.rfind("cpu", 0) != 0) {
+      return unexpected(ErrorCode::InvalidArgument, "spec.devices", "device '" + device + "' needs a backend that this build does not have; cpu is built in");
+    }
+  }
+  return unexpected(ErrorCode::InvalidArgument, "spec.devices", "several devices are not supported yet; name one");
+}
+
+}  // namespace
+
+Result<ModelPlan> plan_model(const EngineSpec& spec) {
+  if (auto devices = check_devices(spec.devices); !devices) return Unexpected(std::move(devices).error());
+  Result<engine::ModelConfig> config = read_config(spec.model);
+  if (!config) return Unexpected(std::move(config).error());
+
+  ModelPlan plan;
+  plan.config = std::move(*config);
+  plan.dtype = choose_dtype(spec.model, plan.config);
+  plan.kv_bytes_per_token = plan.config.kv_bytes_per_token(plan.dtype);
+  plan.weight_bytes = engine::weight_bytes(plan.config, plan.dtype);
+  plan.threads = spec.capacity.cpu_threads > 0 ? spec.capacity.cpu_threads : engine::default_cpu_threads();
+
+  std::int32_t max_model_len = spec.capacity.max_model_len;
+  if (plan.config.max_position > 0 && max_model_len > plan.config.max_position) {
+    plan.notes.push_back(fmt::format("capacity.maxModelLen {} is above the model's own limit; {} is used", max_model_len, plan.config.max_position));
+    max_model_len = plan.config.max_position;
+  }
+  const std::int32_t blocks = engine::kv_block_count(plan.config, plan.dtype, spec.capacity.kv_cache_memory);
+  const std::int32_t blocks_needed = (max_model_len + kv_block_tokens - 1) / kv_block_tokens;
+  if (blocks < blocks_needed) {
+    const std::int64_t bytes = std::int64_t{blocks_needed} * kv_block_tokens * plan.kv_bytes_per_token;
+    return unexpected(ErrorCode::InvalidArgument, "spec.capacity.kvCacheMemory",
+                      fmt::format("{} holds {} tokens, less than one request of maxModelLen {}; at least {} is needed",
+                                  format_quantity(spec.capacity.kv_cache_memory), std::int64_t{blocks} * kv_block_tokens, max_model_len,
+                                  format_quantity(((bytes >> 20) + 1) << 20)));
+  }
+  plan.limits = policies::SchedulerLimits{.max_model_len = max_model_len,
+                                          .max_num_seqs = spec.capacity.max_num_seqs,
+                                          .max_waiting = spec.capacity.max_waiting,
+                                          .block_count = blocks};
+  return plan;
+}
+
+Result<LoadedModel> load_model(const EngineSpec& spec) {
+  Result<ModelPlan> plan = plan_model(spec);
+  if (!plan) return Unexpected(std::move(plan).error());
+  LoadedModel model;
+  model.plan = std::move(*plan);
+
+  std::unique_ptr<engine::WeightSource> weights;
+  if (spec.model.synthetic) {
+    model.tokenizer = text::Tokenizer::make_bytes(model.plan.config.vocabulary);
+    weights = engine::make_synthetic_weights(model.plan.config, spec.model.synthetic->seed, model.plan.dtype);
+  } else {
+    Result<std::unique_ptr<text::Tokenizer>> tokenizer = text::Tokenizer::load(spec.model.path);
+    if (!tokenizer) return Unexpected(std::move(tokenizer).error());
+    model.tokenizer = std::move(*tokenizer);
+    Result<std::unique_ptr<engine::WeightSource>> opened = engine::open_safetensors(spec.model.path);
+    if (!opened) return Unexpected(std::move(opened).error());
+    weights = std::move(*opened);
+    // Some folders declare the end token in tokenizer_config.json alone.
+    std::vector<TokenId>& ends = model.plan.config.end_tokens;
+    const std::optional<TokenId> end = model.tokenizer->end_token();
+    if (end && std::find(ends.begin(), ends.end(), *end) == ends.end()) ends.push_back(*end);
+  }
+  Result<text::ChatForm> form = text::detect_chat_form(*model.tokenizer);
+  if (form) {
+    model.chat_form = *form;
+  } else {
+    model.plan.notes.push_back(form.error().message + "; /v1/chat/completions uses plain `role: content` lines");
+  }
+
+  const engine::BackendOptions options{.dtype = model.plan.dtype,
+                                       .block_count = model.plan.limits.block_count,
+                                       .max_tokens_per_step = spec.knobs.max_num_batched_tokens.max,
+                                       .max_rows = spec.capacity.max_num_seqs,
+                                       .max_model_len = model.plan.limits.max_model_len,
+                                       .threads = model.plan.threads};
+  Result<std::unique_ptr<engine::Backend>> backend = engine::make_cpu_backend(model.plan.config, *weights, options);
+  if (!backend) return Unexpected(std::move(backend).error());
+  model.backend = std::move(*backend);
+  return model;
+}
+
+std::string model_key(const EngineSpec& spec, const LoadedModel& model) {
+  const engine::ModelConfig& config = model.plan.config;
+  const std::string source = spec.model.synthetic ? "synthetic" : std::filesystem::path(spec.model.path).filename().string();
+  return fmt::format("{}/{}/h{}l{}f{}v{}/{}/{}", source, config.architecture, config.hidden_size, config.layers, config.feed_forward, config.vocabulary,
+                     to_string(model.plan.dtype), model.backend->description());
+}
+
+}  // namespace rubato

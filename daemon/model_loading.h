@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// From spec.model and spec.capacity to something that can run: configuration, tokenizer, weights and a backend, with every limit worked out
+// and every contradiction refused before the first request.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/backend.h"
+#include "engine/model/config.h"
+#include "engine/text/chat_template.h"
+#include "engine/text/tokenizer.h"
+#include "manifests/engine_spec.h"
+#include "manifests/result.h"
+#include "policies/scheduler.h"
+
+namespace rubato {
+
+/// What can be said of a model without loading its weights.
+struct ModelPlan {
+  engine::ModelConfig config;
+  DataType dtype = DataType::Float32;  // of weights and KV cache
+  policies::SchedulerLimits limits;
+  std::int64_t weight_bytes = 0;
+  std::int64_t kv_bytes_per_token = 0;
+  std::int32_t threads = 1;
+  std::vector<std::string> notes;  // what was clamped, for the log
+};
+
+struct LoadedModel {
+  ModelPlan plan;
+  std::unique_ptr<text::Tokenizer> tokenizer;
+  text::ChatForm chat_form = text::ChatForm::Plain;
+  std::unique_ptr<engine::Backend> backend;
+};
+
+/// Reads config.json only. Errors: those of read_model_config and synthetic_model_config; a device this build has no backend for; a KV
+/// budget that does not hold one request of maxModelLen (field spec.capacity.kvCacheMemory, with the bytes that would do).
+[[nodiscard]] Result<ModelPlan> plan_model(const EngineSpec& spec);
+
+/// Loads everything; takes seconds to minutes and the memory that plan_model announced.
+[[nodiscard]] Result<LoadedModel> load_model(const EngineSpec& spec);
+
+/// Identifies model, dtype, backend and device, so that the tuner's journal never reuses evidence from another one.
+[[nodiscard]] std::string model_key(const EngineSpec& spec, const LoadedModel& model);
+
+}  // namespace rubato
