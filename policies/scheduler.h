@@ -2,6 +2,18 @@
 // The scheduling core: which rows make up the next step of one lane, how many tokens each, and which KV blocks they use. Pure and
 // deterministic: the same calls give the same plans. The engine's lane and the twin run this same code, one on real time, one on
 // virtual time. It never sees a token's value, a clock, a thread or a lock.
+//
+// What holds whatever the policy, the settings and their changes (each is a test):
+// - A step takes decodes, then prefills, each in its own pass, never a list in order: their tokens together stay within
+//   max_num_batched_tokens. A prompt longer than that is cut into chunks; there is no setting under which it waits for a larger
+//   step.
+// - A sequence starts only when its whole input, a reserve for growth (its own and that of all running ones) and a watermark fit
+// the
+//   pool, or when it is alone; it holds the blocks of its whole input from then on. A decode that finds no block takes those of
+//   the youngest running sequence, at worst its own. So the oldest always goes on, and every request ends.
+// - Steps cut short by the budget or by a policy end at a multiple of token_tile where that leaves prefills their quantum.
+// - plan() is empty only when no sequence is there at all.
+// - Neither decodes nor prefills starve: see GapBounds.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +24,7 @@
 
 #include "manifests/result.h"
 #include "manifests/settings.h"
+#include "policies/accounting.h"
 #include "policies/ids.h"
 #include "policies/step_time.h"
 #include "policies/time.h"
@@ -34,22 +47,26 @@ struct SchedulerLimits {
   std::int32_t max_num_seqs = 0;   // capacity; the live knob stays at or below it
   std::int32_t max_waiting = 0;    // sequences that may wait
   std::int32_t block_count = 0;    // KV blocks of kv_block_tokens each
+  std::int32_t token_tile =
+      16;  // tokens the backend computes at once; a step's sum is cut to a multiple where nothing is lost by it
+  std::int32_t growth_reserve_tokens = default_growth_reserve_tokens;  // see accounting.h; 0 admits most and preempts most
 };
 
 /// One sequence's share of a step: tokens [begin, begin + count) of its known tokens go through the model.
 struct PlannedRow {
   SequenceId id;
-  SequenceIndex index;              // dense, stable from admission to the end of the sequence
-  std::int32_t begin = 0;           // absolute position of the first token
-  std::int32_t count = 0;           // >= 1
-  bool samples = false;             // the row reaches the last known token: the step yields its next token
-  bool decode = false;              // one token, and the sequence has sampled before
+  SequenceIndex index;     // below max_num_seqs + max_waiting, stable from add() to the end of the sequence
+  std::int32_t begin = 0;  // absolute position of the first token
+  std::int32_t count = 0;  // >= 1
+  bool samples = false;    // the row reaches the last known token: the step yields its next token
+  bool decode = false;     // the next token of a running stream; recomputing after a preemption is a chunk like any other
   std::span<const BlockId> blocks;  // the sequence's block table, covering begin + count tokens
 };
 
-/// A step. Valid until the next call of plan(), cancel() or complete().
+/// A step. Valid until the next call of plan(), cancel() or complete(). An empty one is not a step: it is neither completed nor
+/// abandoned.
 struct StepPlan {
-  std::uint64_t step_number = 0;      // 1-based
+  std::uint64_t step_number = 0;      // 1-based; an empty plan has the number of the step before
   std::uint64_t settings_number = 0;  // the settings it was planned under
   std::vector<PlannedRow> rows;       // decode rows first
   std::vector<SequenceId> preempted;  // lost their blocks in this plan; recomputed later, no token is lost
@@ -65,14 +82,14 @@ struct RowOutcome {
 
 /// Numbers for metrics and status; all are current, none resets.
 struct SchedulerCounts {
-  std::int32_t waiting = 0;    // not yet admitted, preempted ones included
-  std::int32_t running = 0;    // hold blocks: half-prefilled or decoding
-  std::int32_t prefilling = 0; // of running: still have prompt tokens to compute
+  std::int32_t waiting = 0;     // not yet admitted, preempted ones included
+  std::int32_t running = 0;     // hold blocks: half-prefilled or decoding
+  std::int32_t prefilling = 0;  // of running: still have prompt tokens to compute
   std::int32_t free_blocks = 0;
   std::int32_t block_count = 0;
   std::uint64_t preemptions = 0;
   std::int32_t decode_gap_steps_max = 0;   // largest number of consecutive steps a decoding sequence was left out, ever
-  std::int32_t prefill_gap_steps_max = 0;  // the same for the oldest waiting prefill
+  std::int32_t prefill_gap_steps_max = 0;  // the same for the oldest unfinished prefill, while it could run
 };
 
 /// One lane's scheduler. Not thread-safe; the lane's thread owns it. plan() allocates nothing once warm.
@@ -86,23 +103,25 @@ class Scheduler {
   /// Most tokens one sequence may reach: max_model_len, or less where the whole pool holds less.
   [[nodiscard]] std::int32_t effective_max_len() const;
 
-  /// Queues a request. InvalidArgument: zero tokens, or it could never fit; ResourceExhausted: the waiting queue is full.
+  /// Queues a request. InvalidArgument: zero tokens, or it could never fit; ResourceExhausted: the waiting queue is full. An id
+  /// in use is our bug. Allowed at any time.
   Result<void> add(const SequenceRequest& request);
 
-  /// Ends a sequence wherever it is and frees its blocks at once. False when the id is unknown or already ended (no error: cancels race
-  /// with completion). Never between plan() and complete().
+  /// Ends a sequence wherever it is and frees its blocks at once. False when the id is unknown or already ended (no error:
+  /// cancels race with completion). Never between plan() and complete().
   bool cancel(SequenceId id);
 
-  /// Makes settings current from the next plan on. Values are clamped to the limits; a max_num_seqs below the running count drains, it
-  /// never kills.
+  /// Makes settings current from the next plan on. Values are clamped to the limits; settings() shows the clamped ones. A
+  /// max_num_seqs below the running count drains: all running ones go on, none is admitted until there are fewer.
   void apply(const Settings& settings);
   [[nodiscard]] const Settings& settings() const;
 
   /// Decides the next step. Empty only when nothing can run.
   const StepPlan& plan(TimePoint now);
 
-  /// Books the step that plan() returned: every row's tokens are computed, each sampling row grew by one token. outcomes holds one entry
-  /// per sampling row, in row order. duration feeds the step-time model.
+  /// Books the step that plan() returned: every row's tokens are computed, each sampling row grew by one token. outcomes holds
+  /// one entry per sampling row, in row order; the last of max_new_tokens must end its sequence. duration feeds the step-time
+  /// model.
   void complete(std::span<const RowOutcome> outcomes, TimePoint now, Duration duration);
 
   /// Books a planned step that did not run (the device failed): nothing was computed; the sequences stay where they were.
@@ -115,16 +134,27 @@ class Scheduler {
   /// Age of the oldest waiting request; zero when none waits.
   [[nodiscard]] Duration oldest_wait(TimePoint now) const;
 
-  /// Recounts everything: each block owned once, tables cover what was computed, queues and states agree. CHECKs on any difference.
+  /// Recounts everything: each block owned once, tables cover what was computed, queues and states agree. CHECKs on any
+  /// difference.
   void check_integrity() const;
 
  private:
+  friend class StepPlanner;
   struct State;
   std::unique_ptr<State> state_;
 };
 
-/// The largest number of consecutive steps a running decode may be left out, and the oldest unfinished prefill may go without at least
-/// min_prefill_quantum tokens (or its rest), under each policy. Finite for every choice.
+/// Promises of a policy, in consecutive executed steps.
+/// - decode_steps: a running sequence with one token to compute is left out of at most so many steps in a row. (One that lost its
+/// blocks
+///   is named in StepPlan::preempted and is a prefill until it samples again.)
+/// - prefill_steps: the oldest unfinished prefill (by add(); preempted ones included) gets less than min_prefill_quantum tokens,
+/// or its
+///   rest if that is less, in at most so many steps in a row in which it could run: it was admitted, or could have been. After as
+///   many steps in which it could not, nobody is admitted before it, so a stream of small requests cannot hold a large one out.
+/// Both hold as they stand while max_num_batched_tokens >= running decodes + min_prefill_quantum, which every edge checks for
+/// max_num_seqs. Below that (a core without such an edge, or while lowered settings drain) the quantum is
+/// min(min_prefill_quantum, max(1, budget / 2)) and decodes take turns: decode_steps grows by 2 * ceil(decodes / budget).
 struct GapBounds {
   std::int32_t decode_steps = 0;
   std::int32_t prefill_steps = 0;

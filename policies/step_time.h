@@ -12,42 +12,56 @@ namespace rubato::policies {
 
 /// What a step costs, summed over its rows. Additive: a planner adds a row's share and asks again.
 struct StepFeatures {
-  std::int32_t tokens = 0;         // all tokens of the step
-  std::int32_t decode_rows = 0;    // rows of one token that samples
-  std::int32_t prefill_rows = 0;   // chunk rows
-  double attention = 0;            // sum over chunks of count * (begin + count): query-key pairs of prefill work
-  double context = 0;              // sum over decode rows of their context length: KV tokens read
+  std::int32_t tokens = 0;        // all tokens of the step
+  std::int32_t decode_rows = 0;   // rows of one token that samples
+  std::int32_t prefill_rows = 0;  // chunk rows
+  double attention = 0;           // sum over chunks of count * (begin + count): query-key pairs of prefill work
+  double context = 0;             // sum over decode rows of their context length: KV tokens read
 
   void add_decode(std::int32_t context_tokens);
   void add_chunk(std::int32_t begin, std::int32_t count);
+  void remove_chunk(std::int32_t begin, std::int32_t count);
 };
 
-/// Least squares with forgetting over [1, tokens, attention, decode_rows, context]; coefficients are kept non-negative on use, so that
+/// Recursive least squares over [1, tokens, attention, decode_rows, context], on relative errors, so that short decode steps
+/// count as much as long prefill steps. It forgets only in the direction of what it sees: after an hour of decodes alone it still
+/// knows what a prefill costs, and constant input cannot wind it up. The coefficients in use are the best non-negative ones, so
 /// predictions never fall when work is added. Cost of observe() and predict(): constant, no allocation.
 class StepTimeModel {
  public:
   StepTimeModel();
 
-  /// Feeds one executed step. Steps far outside the model's spread count less (a page fault, a stolen core). Non-positive or
-  /// non-finite durations are ignored.
+  /// Feeds one executed step. Steps far outside the model's spread count less (a page fault, a stolen core). Non-positive
+  /// durations are ignored.
   void observe(const StepFeatures& features, Duration duration);
 
   /// Expected duration, at least 0. Before the first observation: a fixed, pessimistic guess per token.
   [[nodiscard]] Duration predict(const StepFeatures& features) const;
 
-  /// Root mean square of recent prediction errors.
+  /// Most tokens, at most max_count, that a chunk starting at position begin may add to the step so that predict() stays within
+  /// limit.
+  [[nodiscard]] std::int32_t largest_chunk(const StepFeatures& step, std::int32_t begin, std::int32_t max_count,
+                                           Duration limit) const;
+
+  /// Root mean square of recent prediction errors, outliers at their reduced weight.
   [[nodiscard]] Duration spread() const;
 
   [[nodiscard]] std::uint64_t observation_count() const { return observation_count_; }
 
-  /// Seconds per unit of each feature, in the order of the class comment.
+  /// Seconds per unit of each feature, in the order of the class comment; none is negative.
   static constexpr int coefficient_count = 5;
-  [[nodiscard]] std::array<double, coefficient_count> coefficients() const;
+  using Vector = std::array<double, coefficient_count>;
+  using Matrix = std::array<Vector, coefficient_count>;
+  [[nodiscard]] Vector coefficients() const { return coefficients_; }
 
  private:
-  std::array<double, coefficient_count> coefficients_{};
-  std::array<std::array<double, coefficient_count>, coefficient_count> covariance_{};
-  double error_variance_ = 0;
+  void learn(const Vector& relative_input, double relative_error, double weight);
+
+  Vector estimate_{};      // per scaled feature, may be negative
+  Matrix information_{};   // inverse covariance of estimate_, in units of the relative error
+  Vector coefficients_{};  // per feature, the best non-negative ones
+  double relative_variance_ = 0;
+  double error_variance_ = 0;  // seconds squared
   std::uint64_t observation_count_ = 0;
 };
 

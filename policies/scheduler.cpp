@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+// The life of sequences in a scheduler: added, ended, booked. What a step is made of is decided in step_planner.cpp.
+#include "policies/scheduler.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "manifests/check.h"
+#include "policies/scheduler_state.h"
+
+namespace rubato::policies {
+namespace {
+
+constexpr std::int32_t policy_count = static_cast<std::int32_t>(PriorityPolicy::ShortestFirst) + 1;
+
+// Keeps sums of time points and targets in range.
+constexpr Duration longest_target = std::chrono::hours(10000);
+
+SchedulerLimits checked(const SchedulerLimits& limits) {
+  CHECK(limits.max_model_len > 0 && limits.max_num_seqs > 0 && limits.max_waiting > 0 && limits.block_count > 0,
+        "max_model_len=", limits.max_model_len, " max_num_seqs=", limits.max_num_seqs, " max_waiting=", limits.max_waiting,
+        " block_count=", limits.block_count);
+  CHECK(limits.token_tile > 0 && limits.growth_reserve_tokens >= 0, "token_tile=", limits.token_tile,
+        " growth_reserve_tokens=", limits.growth_reserve_tokens);
+  return limits;
+}
+
+Unexpected refused(const char* field, const std::string& message) {
+  return unexpected(ErrorCode::InvalidArgument, field, message);
+}
+
+}  // namespace
+
+Scheduler::State::State(const SchedulerLimits& limits_in, const Settings& initial)
+    : limits(checked(limits_in)), longest(longest_sequence(limits.max_model_len, limits.block_count)), pool(limits.block_count) {
+  const auto running_capacity = static_cast<std::size_t>(limits.max_num_seqs);
+  const std::size_t capacity = running_capacity + static_cast<std::size_t>(limits.max_waiting);
+  for (std::int32_t policy = 0; policy < policy_count; ++policy) {
+    policies.push_back(make_policy(static_cast<PriorityPolicy>(policy), static_cast<std::int32_t>(capacity)));
+  }
+  sequences.resize(capacity);
+  free_slots.reserve(capacity);
+  for (std::size_t slot = capacity; slot-- > 0;) free_slots.push_back(static_cast<Slot>(slot));
+  slot_of.reserve(capacity);
+  pending_by_ticket.reserve(capacity);
+  pending_by_deadline.reserve(capacity);
+  candidates.reserve(capacity);
+  prefill_views.reserve(capacity);
+  ranks.reserve(capacity);
+  running_prefills.reserve(running_capacity);
+  waiting_prefills.reserve(capacity);
+  running.reserve(running_capacity);
+  tables.resize(running_capacity);
+  free_tables.reserve(running_capacity);
+  for (std::size_t table = running_capacity; table-- > 0;) {
+    tables[table].reserve(static_cast<std::size_t>(blocks_for_tokens(longest)));
+    free_tables.push_back(static_cast<std::int32_t>(table));
+  }
+  plan.rows.reserve(running_capacity);
+  plan.preempted.reserve(running_capacity);
+  decodes.reserve(running_capacity);
+  decode_views.reserve(running_capacity);
+  decode_order.reserve(running_capacity);
+  decode_picks.reserve(running_capacity);
+  prefill_picks.reserve(running_capacity);
+  apply(initial);
+}
+
+Result<void> Scheduler::State::add(const SequenceRequest& request) {
+  if (request.prompt_tokens < 1) return refused("prompt", "the prompt has no tokens; at least 1 is needed");
+  if (request.max_new_tokens < 1) {
+    return refused("max_tokens", std::to_string(request.max_new_tokens) + " is outside 1.." + std::to_string(longest));
+  }
+  const std::int64_t total = std::int64_t{request.prompt_tokens} + request.max_new_tokens;
+  if (total > longest) {
+    return refused("max_tokens", std::to_string(request.prompt_tokens) + " prompt tokens and " +
+                                     std::to_string(request.max_new_tokens) + " new tokens exceed the limit of " +
+                                     std::to_string(longest) + " tokens per sequence");
+  }
+  const std::size_t waiting = slot_of.size() - running.size();
+  if (waiting >= static_cast<std::size_t>(limits.max_waiting)) {
+    return unexpected(ErrorCode::ResourceExhausted,
+                      "the waiting queue holds its " + std::to_string(limits.max_waiting) + " sequences");
+  }
+  CHECK(!slot_of.contains(request.id), "sequence ", request.id.value, " is already here");
+  CHECK(!free_slots.empty());
+  const Slot slot = free_slots.back();
+  free_slots.pop_back();
+  slot_of.emplace(request.id, slot);
+  Sequence& sequence = at(slot);
+  sequence = Sequence{};
+  sequence.request = request;
+  sequence.request.ttft_target = std::clamp(request.ttft_target, Duration::zero(), longest_target);
+  sequence.request.itl_target = std::clamp(request.itl_target, Duration::zero(), longest_target);
+  sequence.place = Sequence::Place::Waiting;
+  sequence.ticket = next_ticket++;
+  sequence.known = request.prompt_tokens;
+  sequence.ttft_deadline = request.arrival + sequence.request.ttft_target;
+  sequence.waiting_since = request.arrival;
+  sequence.added_step = plan.step_number;
+  enter_pending(slot);
+  return {};
+}
+
+void Scheduler::State::end(Slot slot) {
+  Sequence& sequence = at(slot);
+  if (sequence.pending) leave_pending(slot);
+  if (sequence.place == Sequence::Place::Running) leave_running(slot);
+  sequence.place = Sequence::Place::Free;
+  slot_of.erase(sequence.request.id);
+  free_slots.push_back(slot);
+}
+
+bool Scheduler::State::cancel(SequenceId id) {
+  CHECK(!open, "cancel() between plan() and complete()");
+  const auto found = slot_of.find(id);
+  if (found == slot_of.end()) return false;
+  end(found->second);
+  return true;
+}
+
+void Scheduler::State::apply(const Settings& settings_in) {
+  settings = settings_in;
+  KnobValues& knobs = settings.knobs;
+  knobs.max_num_batched_tokens = std::max(knobs.max_num_batched_tokens, 1);
+  knobs.max_num_seqs = std::clamp(knobs.max_num_seqs, 1, limits.max_num_seqs);
+  knobs.deadline_margin = std::clamp(knobs.deadline_margin, 0, 99);
+}
+
+void Scheduler::State::complete(std::span<const RowOutcome> outcomes, TimePoint now, Duration duration) {
+  CHECK(open, "complete() without a plan");
+  count_gaps();
+  std::size_t next_outcome = 0;
+  for (const PlannedRow& row : plan.rows) {
+    const Slot slot = row.index.value;
+    Sequence& sequence = at(slot);
+    sequence.computed += row.count;
+    if (!row.samples) continue;
+    CHECK(next_outcome < outcomes.size() && outcomes[next_outcome].id == row.id, "outcome ", next_outcome, " of ",
+          outcomes.size(), " is not for sequence ", row.id.value);
+    const bool finished = outcomes[next_outcome++].finished;
+    ++sequence.sampled;
+    ++sequence.known;
+    sequence.last_token = now;
+    CHECK(finished || sequence.sampled < sequence.request.max_new_tokens, "sequence ", row.id.value,
+          " goes on after its last token");
+    if (finished) {
+      end(slot);
+    } else if (sequence.pending) {
+      leave_pending(slot);
+      sequence.decode_gap = 0;
+      sequence.last_decode_step = plan.step_number;
+    }
+  }
+  CHECK(next_outcome == outcomes.size(), "outcomes=", outcomes.size(), " sampling rows=", next_outcome);
+  step_time.observe(plan.features, duration);
+  close_plan();
+}
+
+// The steps a sequence goes without; before the rows are booked, while in_step and preempted_now still stand.
+void Scheduler::State::count_gaps() {
+  for (const Slot slot : decodes) {
+    Sequence& sequence = at(slot);
+    if (sequence.preempted_now) continue;
+    sequence.decode_gap = sequence.in_step ? 0 : sequence.decode_gap + 1;
+    if (sequence.in_step) sequence.last_decode_step = plan.step_number;
+    decode_gap_steps_max = std::max(decode_gap_steps_max, sequence.decode_gap);
+  }
+  if (!oldest.ticket) return;
+  if (oldest.served) {
+    oldest.gap = oldest.wait = 0;
+  } else {
+    ++oldest.wait;
+    if (oldest.could_run) ++oldest.gap;
+  }
+  prefill_gap_steps_max = std::max(prefill_gap_steps_max, oldest.gap);
+}
+
+void Scheduler::State::close_plan() {
+  for (const PlannedRow& row : plan.rows) at(row.index.value).in_step = false;
+  for (const SequenceId id : plan.preempted) {
+    const auto found = slot_of.find(id);
+    if (found != slot_of.end()) at(found->second).preempted_now = false;
+  }
+  open = false;
+}
+
+SchedulerCounts Scheduler::State::counts() const {
+  SchedulerCounts result;
+  result.running = running_count();
+  result.waiting = static_cast<std::int32_t>(slot_of.size()) - result.running;
+  result.prefilling =
+      static_cast<std::int32_t>(std::count_if(running.begin(), running.end(), [this](Slot s) { return at(s).pending; }));
+  result.free_blocks = pool.free_count();
+  result.block_count = pool.block_count();
+  result.preemptions = preemptions;
+  result.decode_gap_steps_max = decode_gap_steps_max;
+  result.prefill_gap_steps_max = prefill_gap_steps_max;
+  return result;
+}
+
+Scheduler::Scheduler(const SchedulerLimits& limits, const Settings& initial) : state_(std::make_unique<State>(limits, initial)) {}
+Scheduler::~Scheduler() = default;
+Scheduler::Scheduler(Scheduler&&) noexcept = default;
+Scheduler& Scheduler::operator=(Scheduler&&) noexcept = default;
+
+std::int32_t Scheduler::effective_max_len() const {
+  return state_->longest;
+}
+Result<void> Scheduler::add(const SequenceRequest& request) {
+  return state_->add(request);
+}
+bool Scheduler::cancel(SequenceId id) {
+  return state_->cancel(id);
+}
+void Scheduler::apply(const Settings& settings) {
+  state_->apply(settings);
+}
+const Settings& Scheduler::settings() const {
+  return state_->settings;
+}
+void Scheduler::complete(std::span<const RowOutcome> outcomes, TimePoint now, Duration duration) {
+  state_->complete(outcomes, now, duration);
+}
+void Scheduler::abandon() {
+  CHECK(state_->open, "abandon() without a plan");
+  state_->close_plan();
+}
+SchedulerCounts Scheduler::counts() const {
+  return state_->counts();
+}
+const StepTimeModel& Scheduler::step_time() const {
+  return state_->step_time;
+}
+bool Scheduler::idle() const {
+  return state_->slot_of.empty();
+}
+void Scheduler::check_integrity() const {
+  state_->check_integrity();
+}
+
+Duration Scheduler::oldest_wait(TimePoint now) const {
+  std::optional<TimePoint> since;
+  for (const Slot slot : state_->pending_by_ticket) {
+    const Sequence& sequence = state_->at(slot);
+    if (sequence.place != Sequence::Place::Waiting) continue;
+    since = since ? std::min(*since, sequence.waiting_since) : sequence.waiting_since;
+  }
+  return since ? std::max(now - *since, Duration::zero()) : Duration::zero();
+}
+
+}  // namespace rubato::policies

@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+// One plan: decodes, then prefills and admissions, then decodes that were held back. The policy chooses within it; every promise
+// of scheduler.h is kept here.
+#include "policies/step_planner.h"
+
+#include <algorithm>
+
+#include "manifests/check.h"
+
+namespace rubato::policies {
+namespace {
+
+// How many waiting requests that do not fit the pool a step looks past. Bounds the cost of a plan.
+constexpr std::int32_t bypass_limit = 8;
+
+// While others compete, an overdue prefill gets this share of a step: enough to end soon, little enough to leave the policy its
+// say.
+constexpr std::int32_t overdue_share = 8;
+
+// What counts as service of a prefill in a step. Below two quanta of budget decodes and prefills share it.
+std::int32_t quantum_of(std::int32_t budget) {
+  return std::min(min_prefill_quantum, std::max(budget / 2, 1));
+}
+
+}  // namespace
+
+StepPlanner::StepPlanner(Scheduler::State& state, TimePoint now)
+    : state_(state),
+      now_(now),
+      knobs_(state.settings.knobs),
+      policy_(*state.policies[static_cast<std::size_t>(knobs_.priority_policy)]),
+      bounds_(policy_.bounds()),
+      budget_(knobs_.max_num_batched_tokens) {}
+
+void StepPlanner::plan() {
+  begin();
+  collect_decodes();
+  load_ = state_.pool_load();
+  collect_prefills();
+  state_.ranks.clear();
+  for (std::size_t i = 0; i < state_.candidates.size(); ++i) state_.ranks.push_back(static_cast<double>(i));
+  choice_ = policy_.choose({.now = now_,
+                            .knobs = knobs_,
+                            .step_time = state_.step_time,
+                            .decode_features = features_,
+                            .decodes = state_.decode_views,
+                            .prefills = state_.prefill_views},
+                           state_.ranks);
+  features_ = {};
+  const bool due = oldest_overdue() && can_run(oldest_slot_);
+  take_chosen_decodes(due ? oldest_quantum_ : 0);
+  take_prefills();
+  round_to_tile();
+  take_remaining_decodes();
+  emit();
+}
+
+void StepPlanner::begin() {
+  StepPlan& plan = state_.plan;
+  plan.rows.clear();
+  plan.preempted.clear();
+  plan.features = {};
+  plan.settings_number = state_.settings.number;
+  state_.planned_at = now_;
+  state_.decode_picks.clear();
+  state_.prefill_picks.clear();
+
+  OldestPrefill& oldest = state_.oldest;
+  const auto& pending = state_.pending_by_ticket;
+  if (pending.empty()) {
+    oldest = {};
+    return;
+  }
+  oldest_slot_ = pending.front();
+  const Sequence& first = state_.at(oldest_slot_);
+  if (oldest.ticket != first.ticket) oldest = {.ticket = first.ticket};
+  oldest_quantum_ = std::min(quantum_of(budget_), first.remaining());
+}
+
+void StepPlanner::collect_decodes() {
+  state_.decodes.clear();
+  state_.decode_views.clear();
+  for (const Slot slot : state_.running) {
+    const Sequence& sequence = state_.at(slot);
+    if (sequence.pending) continue;
+    state_.decodes.push_back(slot);
+    state_.decode_views.push_back(
+        {.context_tokens = sequence.known, .last_token = sequence.last_token, .itl_target = sequence.request.itl_target});
+    features_.add_decode(sequence.known);
+  }
+}
+
+// Waiting ones are shown only where one could start at all, so that a full batch with thousands behind it plans as fast as
+// without.
+void StepPlanner::collect_prefills() {
+  state_.candidates.clear();
+  state_.prefill_views.clear();
+  const bool open = state_.running_count() < knobs_.max_num_seqs && may_admit(load_, 1);
+  const bool by_deadline = policy_.candidate_order() == CandidateOrder::ByTtftDeadline;
+  std::size_t running_left = static_cast<std::size_t>(state_.running_count()) - state_.decodes.size();
+  for (const Slot slot : by_deadline ? state_.pending_by_deadline : state_.pending_by_ticket) {
+    const Sequence& sequence = state_.at(slot);
+    const bool running = sequence.place == Sequence::Place::Running;
+    if (!open && running_left == 0) break;
+    if (!open && !running) continue;
+    if (running) --running_left;
+    state_.candidates.push_back(slot);
+    state_.prefill_views.push_back({.begin = sequence.computed,
+                                    .remaining = sequence.remaining(),
+                                    .ttft_deadline = sequence.ttft_deadline,
+                                    .waited_steps = state_.plan.step_number - sequence.added_step,
+                                    .has_sampled = sequence.sampled > 0});
+  }
+}
+
+bool StepPlanner::oldest_overdue() const {
+  return state_.oldest.ticket && state_.oldest.wait >= bounds_.prefill_steps;
+}
+
+bool StepPlanner::can_run(Slot slot) const {
+  const Sequence& sequence = state_.at(slot);
+  if (sequence.preempted_now) return false;
+  if (sequence.place == Sequence::Place::Running) return true;
+  return state_.running_count() < knobs_.max_num_seqs && may_admit(load_, state_.wanted(slot));
+}
+
+// Least recently served first where not all fit; among equals the oldest. Then by age, because secure_block() takes from the
+// young.
+void StepPlanner::order_decodes(std::int32_t most) {
+  std::vector<Slot>& order = state_.decode_order;
+  if (static_cast<std::int32_t>(order.size()) <= most) return;
+  std::nth_element(order.begin(), order.begin() + most, order.end(), [this](Slot left, Slot right) {
+    const Sequence& a = state_.at(left);
+    const Sequence& b = state_.at(right);
+    return a.last_decode_step != b.last_decode_step ? a.last_decode_step < b.last_decode_step : a.ticket < b.ticket;
+  });
+  order.resize(static_cast<std::size_t>(most));
+  std::sort(order.begin(), order.end(),
+            [this](Slot left, Slot right) { return state_.at(left).ticket < state_.at(right).ticket; });
+}
+
+void StepPlanner::take_decode(Slot slot) {
+  Sequence& sequence = state_.at(slot);
+  if (sequence.preempted_now || sequence.in_step || !state_.secure_block(slot)) return;
+  sequence.in_step = true;
+  state_.decode_picks.push_back(slot);
+  features_.add_decode(sequence.known);
+}
+
+void StepPlanner::take_chosen_decodes(std::int32_t kept_for_prefill) {
+  std::vector<Slot>& order = state_.decode_order;
+  order.clear();
+  for (const Slot slot : state_.decodes) {
+    if (choice_.decodes == DecodeChoice::All || state_.at(slot).decode_gap >= bounds_.decode_steps) order.push_back(slot);
+  }
+  order_decodes(budget_ - kept_for_prefill);
+  for (const Slot slot : order) take_decode(slot);
+}
+
+// What prefills left over, and everything where no prefill could run. Nobody with a row in this step is preempted for it.
+void StepPlanner::take_remaining_decodes() {
+  std::vector<Slot>& order = state_.decode_order;
+  while (features_.tokens < budget_) {
+    order.clear();
+    for (const Slot slot : state_.decodes) {
+      const Sequence& sequence = state_.at(slot);
+      if (!sequence.in_step && !sequence.preempted_now) order.push_back(slot);
+    }
+    const std::int32_t before = features_.tokens;
+    order_decodes(budget_ - features_.tokens);
+    for (const Slot slot : order) take_decode(slot);
+    // A pass that took nothing may still have freed blocks by preempting; it ends after at most one pass per decode.
+    if (features_.tokens == before && !(state_.decode_picks.empty() && state_.prefill_picks.empty() && !order.empty())) return;
+  }
+}
+
+void StepPlanner::take_prefills() {
+  load_ = state_.pool_load();
+  waiting_closed_ = false;
+  bypassed_ = 0;
+  const std::int32_t long_tokens = choice_.long_prompt_tokens;
+  contended_ = std::any_of(state_.prefill_views.begin(), state_.prefill_views.end(),
+                           [&](const PrefillView& view) { return view.remaining <= long_tokens; });
+  state_.oldest.could_run = state_.oldest.ticket && can_run(oldest_slot_);
+  if (oldest_overdue()) {
+    const Slot slot = oldest_slot_;
+    const bool alone = state_.candidates.size() <= 1;
+    const std::int32_t cap = alone ? budget_ : std::max(oldest_quantum_, budget_ / overdue_share);
+    if (!take_prefill(slot, cap, oldest_quantum_)) waiting_closed_ = true;
+  }
+  rank_prefills();
+  RankedQueue& running = state_.running_prefills;
+  RankedQueue& waiting = state_.waiting_prefills;
+  while (features_.tokens < budget_) {
+    const bool any_waiting = !waiting_closed_ && !waiting.empty() && state_.running_count() < knobs_.max_num_seqs;
+    if (running.empty() && !any_waiting) break;
+    const bool take_running = !any_waiting || (!running.empty() && RankedQueue::before(running.peek(), waiting.peek()));
+    RankedQueue& queue = take_running ? running : waiting;
+    const Slot slot = state_.candidates[static_cast<std::size_t>(queue.peek().candidate)];
+    queue.pop();
+    if (state_.at(slot).in_step || state_.at(slot).preempted_now) continue;
+    const bool capped = contended_ && state_.at(slot).remaining() > long_tokens;
+    if (!take_prefill(slot, capped ? choice_.long_prompt_cap : budget_, 0) && time_is_up_) break;
+  }
+  extend_prefills();
+}
+
+void StepPlanner::rank_prefills() {
+  state_.running_prefills.clear();
+  state_.waiting_prefills.clear();
+  for (std::size_t i = 0; i < state_.candidates.size(); ++i) {
+    const bool running = state_.at(state_.candidates[i]).place == Sequence::Place::Running;
+    (running ? state_.running_prefills : state_.waiting_prefills)
+        .push({.rank = state_.ranks[i], .candidate = static_cast<std::int32_t>(i)});
+  }
+  state_.running_prefills.start();
+  state_.waiting_prefills.start();
+}
+
+// Tokens of a prefill that the step has room and time for.
+std::int32_t StepPlanner::room_for(const Sequence& sequence, std::int32_t most) const {
+  most = std::min(most, sequence.remaining());
+  if (!choice_.step_end) return most;
+  return state_.step_time.largest_chunk(features_, sequence.computed, most, *choice_.step_end - now_);
+}
+
+bool StepPlanner::take_prefill(Slot slot, std::int32_t cap, std::int32_t at_least) {
+  Sequence& sequence = state_.at(slot);
+  if (!can_run(slot)) {
+    const bool bypass = choice_.admission == AdmissionChoice::Bypass && ++bypassed_ < bypass_limit;
+    if (sequence.place == Sequence::Place::Waiting && !bypass) waiting_closed_ = true;
+    return false;
+  }
+  const std::int32_t left = budget_ - features_.tokens;
+  const std::int32_t count = std::max(room_for(sequence, std::min(cap, left)), std::min(at_least, left));
+  time_is_up_ = count == 0;
+  if (time_is_up_) return false;
+  if (sequence.place == Sequence::Place::Waiting) {
+    load_.committed_blocks += state_.wanted(slot);
+    ++load_.running;
+    state_.admit(slot);
+  }
+  sequence.in_step = true;
+  state_.prefill_picks.push_back({.slot = slot, .count = count});
+  features_.add_chunk(sequence.computed, count);
+  return true;
+}
+
+// A cap only shares the step out; what the others did not use goes back to those it bound, in their order.
+void StepPlanner::extend_prefills() {
+  for (auto& pick : state_.prefill_picks) {
+    const std::int32_t left = budget_ - features_.tokens;
+    const Sequence& sequence = state_.at(pick.slot);
+    if (left == 0 || pick.count == sequence.remaining()) continue;
+    features_.remove_chunk(sequence.computed, pick.count);
+    pick.count = std::max(pick.count, room_for(sequence, pick.count + left));
+    features_.add_chunk(sequence.computed, pick.count);
+  }
+}
+
+// Takes what lies beyond the last full tile from the last chunk that was cut anyway, unless too little prefill would be left.
+void StepPlanner::round_to_tile() {
+  const std::int32_t excess = features_.tokens % state_.limits.token_tile;
+  const std::int32_t prefill_tokens = features_.tokens - features_.decode_rows;
+  if (excess == 0 || prefill_tokens - excess < quantum_of(budget_)) return;
+  auto& picks = state_.prefill_picks;
+  const auto cut =
+      std::find_if(picks.rbegin(), picks.rend(), [&](const auto& pick) { return pick.count < state_.at(pick.slot).remaining(); });
+  if (cut == picks.rend()) return;
+  const Sequence& sequence = state_.at(cut->slot);
+  const bool is_oldest = sequence.ticket == state_.oldest.ticket;
+  if (cut->count - excess < (is_oldest ? oldest_quantum_ : 1)) return;
+  features_.remove_chunk(sequence.computed, cut->count);
+  cut->count -= excess;
+  features_.add_chunk(sequence.computed, cut->count);
+}
+
+void StepPlanner::emit_row(Slot slot, std::int32_t count) {
+  const Sequence& sequence = state_.at(slot);
+  const std::vector<BlockId>& table = state_.table_of(sequence);
+  const auto blocks = static_cast<std::size_t>(blocks_for_tokens(sequence.computed + count));
+  CHECK(blocks <= table.size(), "sequence ", sequence.request.id.value, " needs ", blocks, " blocks and holds ", table.size());
+  state_.plan.rows.push_back({.id = sequence.request.id,
+                              .index = SequenceIndex{slot},
+                              .begin = sequence.computed,
+                              .count = count,
+                              .samples = sequence.computed + count == sequence.known,
+                              .decode = !sequence.pending,
+                              .blocks = std::span<const BlockId>(table.data(), blocks)});
+}
+
+void StepPlanner::emit() {
+  for (const Slot slot : state_.decode_picks) emit_row(slot, 1);
+  state_.oldest.served = false;
+  for (const auto& pick : state_.prefill_picks) {
+    emit_row(pick.slot, pick.count);
+    if (state_.at(pick.slot).ticket == state_.oldest.ticket) state_.oldest.served = pick.count >= oldest_quantum_;
+  }
+  StepPlan& plan = state_.plan;
+  plan.features = features_;
+  CHECK(features_.tokens <= budget_, "tokens=", features_.tokens, " budget=", budget_);
+  CHECK(!plan.rows.empty() || state_.slot_of.empty(), "nothing to run with ", state_.slot_of.size(), " sequences");
+  state_.open = !plan.rows.empty();
+  if (state_.open) ++plan.step_number;
+}
+
+const StepPlan& Scheduler::plan(TimePoint now) {
+  CHECK(!state_->open, "plan() before the last step was completed or abandoned");
+  StepPlanner(*state_, now).plan();
+  return state_->plan;
+}
+
+}  // namespace rubato::policies
