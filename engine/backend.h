@@ -36,7 +36,8 @@ struct StepRow {
   const SamplingState* sampling = nullptr;  // null: the row samples nothing
 };
 
-/// Results, reused from step to step. samples[i] belongs to the i-th row that samples.
+/// Results, reused from step to step. samples[i] belongs to the i-th row that samples; samples may be longer than that, because it keeps what
+/// larger steps allocated. sample_valid has exactly one entry per sampling row.
 struct StepResult {
   std::vector<Sample> samples;
   std::vector<bool> sample_valid;  // false: that row's logits were not finite; the request fails alone

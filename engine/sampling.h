@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -42,7 +43,8 @@ struct Sample {
   std::vector<TokenLogprob> top;  // best first; capacity reserved ahead
 };
 
-/// The per-sequence state that sampling needs: how often each token occurred. Owned by the lane, read by the backend within a step.
+/// The per-sequence state that sampling needs: how often each token occurred. Owned by the lane, read by the backend within a
+/// step.
 class SamplingState {
  public:
   SamplingState(SamplingParameters parameters, std::span<const TokenId> prompt, std::int32_t vocabulary);
@@ -52,18 +54,30 @@ class SamplingState {
   void append(TokenId token);
   [[nodiscard]] std::int32_t generated_count() const { return generated_count_; }
 
-  /// Draws the next token from logits (vocabulary), which it may overwrite. end_tokens are masked while below min_new_tokens. position is
-  /// the absolute position of the token being drawn. Non-finite logits: returns false and the request fails alone.
-  [[nodiscard]] bool sample(std::span<float> logits, std::int64_t position, std::span<const TokenId> end_tokens, Sample& out) const;
+  /// Draws the next token from logits (vocabulary), which it may overwrite. position is the absolute position of the token being
+  /// drawn. end_tokens and the stop token ids are masked while below min_new_tokens. False when a logit is not finite: the
+  /// request fails alone. Calls for one state never overlap; different states may sample at once. Allocates nothing once out.top
+  /// has its capacity.
+  [[nodiscard]] bool sample(std::span<float> logits, std::int64_t position, std::span<const TokenId> end_tokens,
+                            Sample& out) const;
 
  private:
   struct Count {
     TokenId token = 0;
     std::int32_t prompt = 0;
     std::int32_t output = 0;
+    mutable float raw = 0;  // scratch of one sample(): the logit before it was changed
   };
+
+  [[nodiscard]] bool changes_logits() const;
+  void change(std::span<float> logits, std::span<const TokenId> end_tokens) const;
+  void penalise(std::span<float> logits) const;
+  [[nodiscard]] std::optional<TokenId> random_choice(std::span<const float> logits, std::int64_t position) const;
+  [[nodiscard]] float raw_logit(std::span<const float> logits, TokenId token) const;
+
   SamplingParameters parameters_;
-  std::vector<Count> counts_;  // sorted by token; only when a penalty is on
+  std::vector<Count> counts_;               // sorted by token; only when a penalty is on
+  mutable std::vector<float> raw_of_bias_;  // scratch like Count::raw, beside parameters_.logit_bias
   std::int32_t generated_count_ = 0;
 };
 
