@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tuner as a pure state machine: it is told what each window measured and answers which knob values to make current next. It knows no
-// engine, clock or socket; the daemon's tuning loop calls it on real time, the simulation tests on virtual time. Same inputs and seed, same
-// decisions.
+// The tuner as a pure state machine: it is told what each window measured and answers which knob values to make current next. It
+// knows no engine, clock or socket; the daemon's tuning loop calls it on real time, the simulation tests on virtual time. Same
+// inputs and seed, same decisions.
 #pragma once
 
 #include <cstdint>
@@ -24,19 +24,19 @@ struct Window {
   TimePoint begin;
   TimePoint end;
   std::uint64_t settings_number = 0;
-  std::int32_t arrivals = 0;       // requests that arrived in the window
-  std::int32_t judged = 0;         // requests with a verdict: finished, or unfinished but already past a target
-  std::int32_t good = 0;           // of judged: met both targets
-  std::int32_t rejected = 0;       // answered 429 or 503; they count as judged and not good
-  std::int32_t ttft_misses = 0;    // of judged: missed the TTFT target
-  std::int32_t itl_misses = 0;     // of judged: missed the ITL target
-  Duration ttft_p50{}, ttft_p99{}; // unfinished ones enter with their age, a lower bound
-  Duration itl_p50{}, itl_p99{};   // of the requests' own p99 gaps
-  double prompt_tokens_mean = 0;   // of arrivals
-  double output_tokens_mean = 0;   // of finished requests
-  double arrival_interval_cv = 0;  // burstiness; 1 is Poisson
-  Duration oldest_wait{};          // of the waiting queue, at the end
-  std::int32_t waiting_begin = 0;  // queue length
+  std::int32_t arrivals = 0;        // requests that arrived in the window
+  std::int32_t judged = 0;          // requests with a verdict: finished, or unfinished but already past a target
+  std::int32_t good = 0;            // of judged: met both targets
+  std::int32_t rejected = 0;        // answered 429 or 503; they count as judged and not good
+  std::int32_t ttft_misses = 0;     // of judged: missed the TTFT target
+  std::int32_t itl_misses = 0;      // of judged: missed the ITL target
+  Duration ttft_p50{}, ttft_p99{};  // unfinished ones enter with their age, a lower bound
+  Duration itl_p50{}, itl_p99{};    // of the requests' own p99 gaps
+  double prompt_tokens_mean = 0;    // of arrivals
+  double output_tokens_mean = 0;    // of finished requests
+  double arrival_interval_cv = 0;   // burstiness; 1 is Poisson
+  Duration oldest_wait{};           // of the waiting queue, at the end
+  std::int32_t waiting_begin = 0;   // queue length
   std::int32_t waiting_end = 0;
 
   [[nodiscard]] double arrival_rate() const { return end > begin ? arrivals / to_seconds(end - begin) : 0.0; }
@@ -51,7 +51,7 @@ struct SearchSpace {
   bool max_num_seqs_free = true;
   bool priority_policy_free = true;
   bool deadline_margin_free = true;
-  bool mode_free = false;           // the chunked engine has one mode
+  bool mode_free = false;  // the chunked engine has one mode
   bool prefill_share_free = false;
 };
 
@@ -68,8 +68,8 @@ struct Decision {
   Phase phase = Phase::Holding;
   std::optional<KnobValues> apply;  // make current, then drop spec.tuning.settle before the next window opens
   bool trial = false;               // apply is a trial (else: an incumbent, a rollback or a warm start)
-  std::string reason;               // ShiftDetected, TrialStarted, TrialWorse, RolledBack, SearchConverged, NoSettingFeasible, ...
-  std::string message;              // one sentence with the numbers that led to it
+  std::string reason;   // ShiftDetected, TrialStarted, TrialWorse, RolledBack, SearchConverged, NoSettingFeasible, ...
+  std::string message;  // one sentence with the numbers that led to it
 };
 
 /// One finished trial, as the journal keeps it and the API lists it.
@@ -77,7 +77,8 @@ struct Trial {
   std::int64_t number = 0;
   KnobValues knobs;
   Window window;
-  std::string outcome;  // Incumbent, Worse, RolledBack, Inconclusive
+  std::string outcome;  // Incumbent: adopted. Worse, RolledBack: worse beyond noise (RolledBack: the incumbent was restored).
+                        // Inconclusive.
 };
 
 struct TunerStatus {
@@ -86,6 +87,8 @@ struct TunerStatus {
   std::int64_t trials_total = 0;
   std::int64_t searches_total = 0;
   std::int64_t rollbacks_total = 0;
+  std::int64_t windows_refused_total = 0;  // contradicting or not finite
+  std::int64_t journal_errors_total = 0;   // records that could not be written; tuning goes on without them
   std::optional<TimePoint> no_data_since;
   std::string reason;
   std::string message;
@@ -106,12 +109,13 @@ class Tuner {
   Tuner(const TunerOptions& options, Journal* journal);
   ~Tuner();
 
-  /// Takes a closed window that ran wholly under the settings last asked for (or the initial ones) and says what comes next. Never throws;
-  /// non-finite or contradicting windows are refused, counted and answered with Holding.
+  /// Takes a closed window that ran wholly under the settings last asked for (or the initial ones) and says what comes next.
+  /// Never throws; non-finite or contradicting windows are refused, counted and answered with Holding.
   Decision on_window(const Window& window);
 
-  /// The manifest, the API or an override changed what may move or what is wanted. A running search goes on with the knobs that are left;
-  /// evidence under other objectives is dropped. Returns what to make current at once, if anything (a pinned value always).
+  /// The manifest, the API or an override changed what may move or what is wanted. A running search goes on with the knobs that
+  /// are left; evidence under other objectives is dropped. Returns what to make current at once, if anything (a pinned value
+  /// always). Where nothing is left to tune (disabled, or all pinned) that is options.space.base.
   Decision reconfigure(const TunerOptions& options, TimePoint now);
 
   [[nodiscard]] TunerStatus status() const;

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tuner/journal_rows.h"
+
+#include <nlohmann/json.hpp>
+
+#include "tuner/evidence.h"
+
+namespace rubato::tuner {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int policy_count = 4;
+constexpr int mode_count = 2;
+
+Json to_json(const IntegerKnob& knob) {
+  return {knob.initial, knob.min, knob.max};
+}
+
+template <class Choice>
+Json to_json(const ChoiceKnob<Choice>& knob) {
+  Json choices = Json::array();
+  for (const Choice choice : knob.choices) choices.push_back(static_cast<int>(choice));
+  return {{"initial", static_cast<int>(knob.initial)}, {"choices", choices}};
+}
+
+template <class Choice>
+Choice choice_from(const Json& value, int count) {
+  const int number = value.get<int>();
+  if (number < 0 || number >= count) throw std::out_of_range("choice");
+  return static_cast<Choice>(number);
+}
+
+IntegerKnob integer_from(const Json& value) {
+  return {
+      .initial = value.at(0).get<std::int32_t>(), .min = value.at(1).get<std::int32_t>(), .max = value.at(2).get<std::int32_t>()};
+}
+
+template <class Choice>
+ChoiceKnob<Choice> choices_from(const Json& value, int count) {
+  ChoiceKnob<Choice> knob{choice_from<Choice>(value.at("initial"), count), {}};
+  for (const Json& one : value.at("choices")) knob.choices.push_back(choice_from<Choice>(one, count));
+  return knob;
+}
+
+/// Runs a reader; whatever the library throws means that the row is not ours to use.
+template <class Read>
+auto guarded(const std::string& text, Read read) -> std::optional<decltype(read(Json{}))> {
+  try {
+    return read(Json::parse(text));
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+}
+
+Duration nanoseconds(const Json& value) {
+  return Duration(value.get<std::int64_t>());
+}
+
+}  // namespace
+
+std::string to_row(const KnobValues& knobs) {
+  return Json{{"maxNumBatchedTokens", knobs.max_num_batched_tokens},
+              {"maxNumSeqs", knobs.max_num_seqs},
+              {"priorityPolicy", static_cast<int>(knobs.priority_policy)},
+              {"deadlineMargin", knobs.deadline_margin},
+              {"mode", static_cast<int>(knobs.mode)},
+              {"prefillShare", knobs.prefill_share}}
+      .dump();
+}
+
+std::string to_row(const KnobsSpec& bounds) {
+  return Json{{"maxNumBatchedTokens", to_json(bounds.max_num_batched_tokens)},
+              {"maxNumSeqs", to_json(bounds.max_num_seqs)},
+              {"priorityPolicy", to_json(bounds.priority_policy)},
+              {"deadlineMargin", to_json(bounds.deadline_margin)},
+              {"mode", to_json(bounds.mode)},
+              {"prefillShare", to_json(bounds.prefill_share)}}
+      .dump();
+}
+
+std::string to_row(const Window& window) {
+  return Json{{"begin", window.begin.time_since_epoch().count()},
+              {"end", window.end.time_since_epoch().count()},
+              {"settings", window.settings_number},
+              {"arrivals", window.arrivals},
+              {"judged", window.judged},
+              {"good", window.good},
+              {"rejected", window.rejected},
+              {"ttftMisses", window.ttft_misses},
+              {"itlMisses", window.itl_misses},
+              {"ttftP50", window.ttft_p50.count()},
+              {"ttftP99", window.ttft_p99.count()},
+              {"itlP50", window.itl_p50.count()},
+              {"itlP99", window.itl_p99.count()},
+              {"promptTokens", window.prompt_tokens_mean},
+              {"outputTokens", window.output_tokens_mean},
+              {"intervalCv", window.arrival_interval_cv},
+              {"oldestWait", window.oldest_wait.count()},
+              {"waitingBegin", window.waiting_begin},
+              {"waitingEnd", window.waiting_end}}
+      .dump();
+}
+
+std::optional<KnobValues> knobs_from_row(const std::string& text) {
+  return guarded(text, [](const Json& json) {
+    return KnobValues{.max_num_batched_tokens = json.at("maxNumBatchedTokens").get<std::int32_t>(),
+                      .max_num_seqs = json.at("maxNumSeqs").get<std::int32_t>(),
+                      .priority_policy = choice_from<PriorityPolicy>(json.at("priorityPolicy"), policy_count),
+                      .deadline_margin = json.at("deadlineMargin").get<std::int32_t>(),
+                      .mode = choice_from<Mode>(json.at("mode"), mode_count),
+                      .prefill_share = json.at("prefillShare").get<std::int32_t>()};
+  });
+}
+
+std::optional<KnobsSpec> bounds_from_row(const std::string& text) {
+  return guarded(text, [](const Json& json) {
+    return KnobsSpec{.max_num_batched_tokens = integer_from(json.at("maxNumBatchedTokens")),
+                     .priority_policy = choices_from<PriorityPolicy>(json.at("priorityPolicy"), policy_count),
+                     .deadline_margin = integer_from(json.at("deadlineMargin")),
+                     .max_num_seqs = integer_from(json.at("maxNumSeqs")),
+                     .mode = choices_from<Mode>(json.at("mode"), mode_count),
+                     .prefill_share = integer_from(json.at("prefillShare"))};
+  });
+}
+
+std::optional<Window> window_from_row(const std::string& text) {
+  auto window = guarded(text, [](const Json& json) {
+    Window result;
+    result.begin = TimePoint(nanoseconds(json.at("begin")));
+    result.end = TimePoint(nanoseconds(json.at("end")));
+    result.settings_number = json.at("settings").get<std::uint64_t>();
+    result.arrivals = json.at("arrivals").get<std::int32_t>();
+    result.judged = json.at("judged").get<std::int32_t>();
+    result.good = json.at("good").get<std::int32_t>();
+    result.rejected = json.at("rejected").get<std::int32_t>();
+    result.ttft_misses = json.at("ttftMisses").get<std::int32_t>();
+    result.itl_misses = json.at("itlMisses").get<std::int32_t>();
+    result.ttft_p50 = nanoseconds(json.at("ttftP50"));
+    result.ttft_p99 = nanoseconds(json.at("ttftP99"));
+    result.itl_p50 = nanoseconds(json.at("itlP50"));
+    result.itl_p99 = nanoseconds(json.at("itlP99"));
+    result.prompt_tokens_mean = json.at("promptTokens").get<double>();
+    result.output_tokens_mean = json.at("outputTokens").get<double>();
+    result.arrival_interval_cv = json.at("intervalCv").get<double>();
+    result.oldest_wait = nanoseconds(json.at("oldestWait"));
+    result.waiting_begin = json.at("waitingBegin").get<std::int32_t>();
+    result.waiting_end = json.at("waitingEnd").get<std::int32_t>();
+    return result;
+  });
+  // A row that makes no sense as a window (a bit flip that is still JSON) must not teach anything.
+  if (window && !contradiction(*window).empty()) return std::nullopt;
+  return window;
+}
+
+}  // namespace rubato::tuner

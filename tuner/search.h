@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// One search under one load, as ask and tell: it is told what settings showed and asked which to try next. It knows neither time
+// nor what is current; when to ask, roll back or give up on a load is the business of tuner.cpp.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "manifests/engine_spec.h"
+#include "tuner/evidence.h"
+#include "tuner/gaussian_process.h"
+#include "tuner/search_space.h"
+
+namespace rubato::tuner {
+
+/// What an earlier search or run showed: evidence under its own load.
+struct PastTrial {
+  KnobValues knobs;
+  LoadFeatures load;
+  Evidence evidence;
+};
+
+/// Where a proposal comes from.
+enum class Source : std::uint8_t {
+  Remembered,   // met the objectives under a similar load before
+  Opening,      // a rule of thumb for the target that is missed, before the process knows anything
+  Improvement,  // largest constrained expected improvement
+  Random,       // the process could not be fitted
+};
+
+/// Why there is no proposal.
+enum class SearchEnd : std::uint8_t { TrialsSpent, Exhausted, NothingToGain };
+
+struct Proposal {
+  KnobValues knobs;
+  Source source = Source::Improvement;
+  double improvement = 0;  // constrained expected improvement, in units of score; 0 when another source proposed
+};
+
+struct Answer {
+  std::optional<Proposal> proposal;
+  SearchEnd end = SearchEnd::TrialsSpent;  // when there is none
+};
+
+struct SearchOptions {
+  ObjectivesSpec objectives;
+  LoadFeatures load;
+  std::uint64_t seed = 1;
+  std::int32_t trials_max = 16;
+};
+
+class Search {
+ public:
+  /// history may hold anything of the same model and objectives; entries under another load only inform the process, entries
+  /// outside the legal settings are never proposed.
+  Search(const LegalSettings& legal, const SearchOptions& options, std::vector<PastTrial> history);
+
+  /// Knobs were pinned or bounds moved. What was told stays.
+  void restrict_to(const LegalSettings& legal);
+
+  /// The load moved: what was told so far counts as history, and the trials already made keep counting against the bound.
+  void load_moved(const LoadFeatures& load);
+
+  /// One more window of evidence for these settings.
+  void tell(const KnobValues& knobs, const Evidence& evidence);
+
+  /// What to try next, given the incumbent (which must have been told). Counts as a trial.
+  Answer ask(const KnobValues& incumbent);
+
+  /// The settings of this search to stay with: the best lower bound of the fitted score among those told, the incumbent unless
+  /// another is better by more than noise.
+  [[nodiscard]] KnobValues best(const KnobValues& incumbent);
+
+  /// All evidence told for these settings under the present load. Zero windows when none.
+  [[nodiscard]] Evidence evidence(const KnobValues& knobs) const;
+
+  [[nodiscard]] std::int32_t trials() const { return trials_; }
+
+ private:
+  struct Told {
+    KnobValues knobs;
+    Evidence evidence;
+  };
+
+  [[nodiscard]] const Told* find(const KnobValues& knobs) const;
+  [[nodiscard]] std::optional<KnobValues> remembered(const KnobValues& incumbent) const;
+  [[nodiscard]] std::optional<KnobValues> opening(const KnobValues& incumbent);
+  [[nodiscard]] std::optional<Proposal> improvement(const KnobValues& incumbent, const std::vector<KnobValues>& untried);
+  void fit();
+  [[nodiscard]] std::vector<KnobValues> untried(const KnobValues& incumbent) const;
+
+  LegalSettings legal_;
+  SearchOptions options_;
+  std::vector<PastTrial> history_;
+  std::vector<Told> told_;
+  std::vector<KnobValues> proposed_;  // including those no evidence came of
+  std::int32_t trials_ = 0;
+  std::int32_t openings_ = 0;
+  std::uint64_t draws_ = 0;
+  std::optional<GaussianProcess> score_;
+  std::optional<GaussianProcess> attainment_;
+};
+
+/// Settings and load as an input of the process. Absolute scales, so that evidence outlives a change of bounds; a knob without
+/// effect sits at a fixed place.
+[[nodiscard]] GaussianProcessPoint encode(const KnobValues& knobs, const LoadFeatures& load);
+
+/// Length scale priors, categories and output scale that fit encode() and score().
+[[nodiscard]] GaussianProcessOptions process_options();
+
+}  // namespace rubato::tuner

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tuner/tuner.h"
+
+#include <algorithm>
+#include <exception>
+
+#include "tuner/describe.h"
+#include "tuner/guard.h"
+#include "tuner/journal.h"
+#include "tuner/tuner_state.h"
+
+namespace rubato::tuner {
+
+namespace {
+
+constexpr std::int64_t journal_rows_read_max = 400;
+
+/// Whether the same settings may be tried; the base only says where to start.
+bool same_space(const SearchSpace& a, const SearchSpace& b) {
+  return a.knobs == b.knobs && a.max_num_batched_tokens_free == b.max_num_batched_tokens_free &&
+         a.max_num_seqs_free == b.max_num_seqs_free && a.priority_policy_free == b.priority_policy_free &&
+         a.deadline_margin_free == b.deadline_margin_free && a.mode_free == b.mode_free &&
+         a.prefill_share_free == b.prefill_share_free;
+}
+
+bool anything_pinned(const SearchSpace& space) {
+  return !space.max_num_batched_tokens_free || !space.max_num_seqs_free || !space.priority_policy_free ||
+         !space.deadline_margin_free;
+}
+
+}  // namespace
+
+Tuner::State::State(const TunerOptions& wanted, Journal* remembered) : options(wanted), legal(wanted.space), journal(remembered) {
+  const bool enabled = options.tuning.enabled && legal.any_free();
+  phase = enabled ? Phase::Holding : Phase::Disabled;
+  incumbent = enabled ? legal.clamp(options.space.base) : options.space.base;
+  current = incumbent;
+  if (journal) trial_number = journal->last_trial_number();
+  load_history();
+}
+
+/// Earlier trials of this model under these objectives. Nothing of them is applied: they inform the search, and what met the
+/// objectives under a similar load is tried first when these are missed.
+void Tuner::State::load_history() {
+  history.clear();
+  if (!journal) return;
+  const auto rows = journal->trials(options.model_key, options.objectives, journal_rows_read_max);
+  if (!rows) {
+    ++counts.journal_errors_total;
+    return;
+  }
+  for (const JournalTrial& row : *rows) {
+    const Evidence evidence = evidence_of(row.trial.window, options.objectives);
+    if (evidence.judged < options.tuning.min_requests) continue;
+    remember({.knobs = row.trial.knobs, .load = load_of(row.trial.window), .evidence = evidence});
+  }
+}
+
+void Tuner::State::remember(const PastTrial& one) {
+  history.push_back(one);
+  if (history.size() > history_max) history.erase(history.begin());
+}
+
+/// Every way out passes here: the status follows, and what is news goes into the journal.
+Decision Tuner::State::conclude(Decision decision, TimePoint now) {
+  phase = decision.phase;
+  if (decision.apply) {
+    // A new current setting begins a new measurement.
+    if (*decision.apply != current || decision.trial) {
+      thin.reset();
+      thin_windows = 0;
+    }
+    current = *decision.apply;
+  }
+  const bool news = decision.apply || decision.reason != counts.reason;
+  counts.reason = decision.reason;
+  counts.message = decision.message;
+  if (journal && news && !journal->record(JournalDecision{now, decision})) ++counts.journal_errors_total;
+  return decision;
+}
+
+Decision Tuner::State::on_window(const Window& window) {
+  if (phase == Phase::Disabled) {
+    return {.phase = Phase::Disabled,
+            .apply = {},
+            .trial = false,
+            .reason = "TuningDisabled",
+            .message = "Tuning is disabled or every knob is pinned."};
+  }
+  std::string wrong = contradiction(window);
+  if (wrong.empty() && last_begin && window.begin < *last_begin) wrong = "it begins before the window that came before it";
+  if (!wrong.empty()) {
+    ++counts.windows_refused_total;
+    return {.phase = phase,
+            .apply = {},
+            .trial = false,
+            .reason = "WindowRefused",
+            .message = "A window was refused because " + wrong + "."};
+  }
+  last_begin = window.begin;
+
+  const Window whole = thin ? merged(*thin, window) : window;
+  const Evidence evidence = evidence_of(whole, options.objectives);
+  if (evidence.judged < std::max(1, options.tuning.min_requests)) {
+    thin = whole;
+    ++thin_windows;
+    return conclude(on_thin_window(window), window.end);
+  }
+  thin.reset();
+  thin_windows = 0;
+  no_data_since.reset();
+  const std::optional<Shift> shift =
+      detector.observe(whole, evidence, stage == Stage::Trying ? SameSettings::No : SameSettings::Yes);
+  switch (stage) {
+    case Stage::Watching:
+      return conclude(watch(whole, evidence, shift), window.end);
+    case Stage::Trying:
+      return conclude(on_trial(whole, evidence, shift), window.end);
+    case Stage::Confirming:
+      return conclude(on_confirmation(whole, evidence, shift), window.end);
+    case Stage::Recovering:
+      return conclude(on_recovery(whole, evidence), window.end);
+  }
+  return {};
+}
+
+/// Idle, or nearly: nothing is concluded from it. A setting that was only on trial gives way to the proven one; the incumbent
+/// stays, since it served the last real load.
+Decision Tuner::State::on_thin_window(const Window& window) {
+  if (!no_data_since) no_data_since = window.begin;
+  const std::int32_t seen = evidence_of(*thin, options.objectives).judged;
+  const std::string numbers = std::to_string(seen) + " of " + std::to_string(options.tuning.min_requests) + " requests";
+  const bool gave_up = window.arrivals == 0 || thin_windows >= thin_windows_max;
+  if (thin_windows >= thin_windows_max) {  // what is older says nothing about now
+    thin.reset();
+    thin_windows = 0;
+  }
+  if (stage == Stage::Watching) {
+    return {.phase = Phase::NoData,
+            .apply = {},
+            .trial = false,
+            .reason = "TooFewRequests",
+            .message = "Too few requests to judge (" + numbers + "); holding " + describe(incumbent) + "."};
+  }
+  if (!gave_up) {
+    return {.phase = Phase::Searching,
+            .apply = {},
+            .trial = false,
+            .reason = "CollectingRequests",
+            .message = "Collecting requests for " + describe(current) + " (" + numbers + ")."};
+  }
+  if (stage == Stage::Trying) {
+    if (!trial_window) trial_window = window;
+    record_trial("Inconclusive");
+  }
+  const bool restore = current != incumbent;
+  end_search();
+  Decision decision{
+      .phase = Phase::NoData,
+      .apply = {},
+      .trial = false,
+      .reason = "SearchAbandoned",
+      .message = "Requests stopped (" + numbers + "); the search is abandoned, holding " + describe(incumbent) + "."};
+  if (restore) decision.apply = incumbent;
+  return decision;
+}
+
+Decision Tuner::State::reconfigure(const TunerOptions& wanted, TimePoint now) {
+  const bool objectives_changed = !(options.objectives == wanted.objectives);
+  const bool model_changed = options.model_key != wanted.model_key;
+  const bool was_disabled = phase == Phase::Disabled;
+  const bool space_changed = !same_space(options.space, wanted.space);
+  options = wanted;
+  legal = LegalSettings(options.space);
+  thin.reset();
+  thin_windows = 0;
+  if (objectives_changed || model_changed || was_disabled) {
+    end_search();
+    watched.clear();
+    detector.settings_changed();
+    infeasible = false;
+    searches_since_shift = 0;
+    dwell_until = TimePoint::min();
+    load_history();
+  }
+  if (!options.tuning.enabled || !legal.any_free()) {
+    end_search();
+    incumbent = options.space.base;
+    Decision decision{.phase = Phase::Disabled,
+                      .apply = {},
+                      .trial = false,
+                      .reason = "TuningDisabled",
+                      .message = "Tuning is disabled or every knob is pinned; using " + describe(incumbent) + "."};
+    if (current != incumbent || anything_pinned(options.space)) decision.apply = incumbent;
+    return conclude(decision, now);
+  }
+
+  const KnobValues before = incumbent;
+  incumbent = legal.clamp(incumbent);
+  if (incumbent != before) {
+    watched.clear();
+    detector.settings_changed();
+  }
+  if (space_changed) infeasible = false;  // what was not there to find may be there now
+  KnobValues next = incumbent;
+  if (search) {
+    search->restrict_to(legal);
+    const bool trial_goes_on = stage == Stage::Trying && legal.contains(current) && incumbent == before;
+    if (trial_goes_on) {
+      next = current;
+    } else if (stage != Stage::Confirming || incumbent != before) {
+      stage = Stage::Recovering;  // the incumbent that the search compares with is another one, or the trial is no longer legal
+      repeats = 0;
+      trial_window.reset();
+    }
+  }
+  Decision decision{.phase = search       ? Phase::Searching
+                             : infeasible ? Phase::Infeasible
+                                          : Phase::Holding,
+                    .apply = {},
+                    .trial = search && stage == Stage::Trying,
+                    .reason = "Reconfigured",
+                    .message = "The configuration changed; using " + describe(next) + "."};
+  if (next != current || anything_pinned(options.space)) decision.apply = next;
+  return conclude(decision, now);
+}
+
+Tuner::Tuner(const TunerOptions& options, Journal* journal) : state_(std::make_unique<State>(options, journal)) {}
+Tuner::~Tuner() = default;
+
+Decision Tuner::on_window(const Window& window) {
+  try {
+    return state_->on_window(window);
+  } catch (const std::exception& failure) {
+    // Eigen, NLopt and the allocator may throw; a search that cannot be computed ends, serving goes on with the proven setting.
+    State& s = *state_;
+    const bool restore = s.current != s.incumbent;
+    s.end_search();
+    s.phase = Phase::Holding;
+    s.counts.reason = "SearchFailed";
+    s.counts.message = std::string("The search could not be computed (") + failure.what() + "); holding the incumbent.";
+    if (restore) s.current = s.incumbent;
+    return {.phase = Phase::Holding,
+            .apply = restore ? std::optional(s.incumbent) : std::nullopt,
+            .trial = false,
+            .reason = s.counts.reason,
+            .message = s.counts.message};
+  }
+}
+
+Decision Tuner::reconfigure(const TunerOptions& options, TimePoint now) {
+  return state_->reconfigure(options, now);
+}
+
+TunerStatus Tuner::status() const {
+  TunerStatus status = state_->counts;
+  status.phase = state_->phase;
+  status.incumbent = state_->incumbent;
+  status.no_data_since = state_->no_data_since;
+  return status;
+}
+
+std::vector<Trial> Tuner::recent_trials() const {
+  return {state_->recent.begin(), state_->recent.end()};
+}
+
+}  // namespace rubato::tuner
