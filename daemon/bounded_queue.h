@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// BoundedQueue<T>: how work moves from one thread to another. Full is an answer, never a wait; the reader takes everything at once.
+// BoundedQueue<T>: how work moves from one thread to another. Full is an answer, never a wait; the reader takes everything at
+// once.
 #pragma once
 
 #include <chrono>

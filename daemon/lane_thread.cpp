@@ -45,7 +45,8 @@ class LaneThread final : public Serving {
       : options_(options),
         backend_(std::move(backend)),
         vocabulary_(backend_->config().vocabulary),
-        outstanding_max_(static_cast<std::size_t>(options.limits.max_waiting) + static_cast<std::size_t>(options.limits.max_num_seqs)),
+        outstanding_max_(static_cast<std::size_t>(options.limits.max_waiting) +
+                         static_cast<std::size_t>(options.limits.max_num_seqs)),
         moves_(2 * outstanding_max_),
         settings_(Settings{.number = 1, .knobs = options.initial}),
         objectives_(options.objectives),
@@ -153,7 +154,8 @@ class LaneThread final : public Serving {
                           "token id " + std::to_string(token) + " is outside 0.." + std::to_string(vocabulary_ - 1));
       }
     }
-    const std::string limit = "this server's limit is " + std::to_string(effective_max_len_) + " tokens, prompt and output together";
+    const std::string limit =
+        "this server's limit is " + std::to_string(effective_max_len_) + " tokens, prompt and output together";
     if (prompt >= effective_max_len_) {
       return unexpected(ErrorCode::InvalidArgument, "prompt", "the prompt has " + std::to_string(prompt) + " tokens; " + limit);
     }
@@ -238,9 +240,12 @@ class LaneThread final : public Serving {
 
   static Outcome outcome_of(engine::FinishReason reason) {
     switch (reason) {
-      case engine::FinishReason::Stop: return Outcome::Stop;
-      case engine::FinishReason::Length: return Outcome::Length;
-      case engine::FinishReason::Failed: return Outcome::Failed;
+      case engine::FinishReason::Stop:
+        return Outcome::Stop;
+      case engine::FinishReason::Length:
+        return Outcome::Length;
+      case engine::FinishReason::Failed:
+        return Outcome::Failed;
     }
     return Outcome::Failed;
   }

@@ -24,6 +24,7 @@ struct LaneThreadOptions {
 [[nodiscard]] TimePoint steady_now();
 
 /// Takes the backend and starts the thread. The destructor ends every request that is left with a Failed event and joins.
-[[nodiscard]] std::unique_ptr<Serving> start_lane_thread(std::unique_ptr<engine::Backend> backend, const LaneThreadOptions& options);
+[[nodiscard]] std::unique_ptr<Serving> start_lane_thread(std::unique_ptr<engine::Backend> backend,
+                                                         const LaneThreadOptions& options);
 
 }  // namespace rubato

@@ -61,7 +61,8 @@ void LatencyWindows::on_rejected(TimePoint /*now*/) {
   ++samples_.ttft_misses;
 }
 
-void LatencyWindows::on_token_gap(Duration /*gap*/) {}  // a request's own p99 gap is what its verdict uses; it comes with the record
+void LatencyWindows::on_token_gap(Duration /*gap*/) {
+}  // a request's own p99 gap is what its verdict uses; it comes with the record
 
 void LatencyWindows::on_first_token(SequenceId id, Duration /*ttft*/) {
   const std::lock_guard lock(mutex_);

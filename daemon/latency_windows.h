@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exact samples of what live traffic got, cut into windows for the tuner. Requests still unfinished count as soon as they are past a
-// target: a saturated engine must not look good because only its easy requests finished.
+// Exact samples of what live traffic got, cut into windows for the tuner. Requests still unfinished count as soon as they are
+// past a target: a saturated engine must not look good because only its easy requests finished.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@
 
 namespace rubato {
 
-/// The lane thread writes through Observer, the tuning thread opens and closes windows. One mutex, held for appends only; closing a window
-/// swaps the samples out first.
+/// The lane thread writes through Observer, the tuning thread opens and closes windows. One mutex, held for appends only; closing
+/// a window swaps the samples out first.
 class LatencyWindows final : public Observer {
  public:
   /// samples_max bounds each kind of sample per window; once full, every further one replaces a pseudo-random earlier one.
@@ -29,8 +29,8 @@ class LatencyWindows final : public Observer {
   void on_step(const engine::StepRecord& record, const policies::SchedulerCounts& counts) override;
   void on_settings(const Settings& settings, TimePoint now) override;
 
-  /// Drops what has been sampled and starts anew at now. Only requests that arrived at or after `since` are judged and sampled: those from
-  /// before a change of settings carry the old settings' delays.
+  /// Drops what has been sampled and starts anew at now. Only requests that arrived at or after `since` are judged and sampled:
+  /// those from before a change of settings carry the old settings' delays.
   void open(TimePoint now, TimePoint since);
   /// Requests judged since open(), unfinished ones past a target not counted.
   [[nodiscard]] std::int32_t judged_so_far() const;

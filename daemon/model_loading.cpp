@@ -31,7 +31,8 @@ Result<void> check_devices(const std::vector<std::string>& devices) {
   if (devices.size() == 1 && (devices[0] == "cpu" || devices[0] == "cpu:0")) return {};
   for (const std::string& device : devices) {
     if (device.rfind("cpu", 0) != 0) {
-      return unexpected(ErrorCode::InvalidArgument, "spec.devices", "device '" + device + "' needs a backend that this build does not have; cpu is built in");
+      return unexpected(ErrorCode::InvalidArgument, "spec.devices",
+                        "device '" + device + "' needs a backend that this build does not have; cpu is built in");
     }
   }
   return unexpected(ErrorCode::InvalidArgument, "spec.devices", "several devices are not supported yet; name one");
@@ -53,7 +54,8 @@ Result<ModelPlan> plan_model(const EngineSpec& spec) {
 
   std::int32_t max_model_len = spec.capacity.max_model_len;
   if (plan.config.max_position > 0 && max_model_len > plan.config.max_position) {
-    plan.notes.push_back(fmt::format("capacity.maxModelLen {} is above the model's own limit; {} is used", max_model_len, plan.config.max_position));
+    plan.notes.push_back(fmt::format("capacity.maxModelLen {} is above the model's own limit; {} is used", max_model_len,
+                                     plan.config.max_position));
     max_model_len = plan.config.max_position;
   }
   const std::int32_t blocks = engine::kv_block_count(plan.config, plan.dtype, spec.capacity.kv_cache_memory);
@@ -62,8 +64,8 @@ Result<ModelPlan> plan_model(const EngineSpec& spec) {
     const std::int64_t bytes = std::int64_t{blocks_needed} * kv_block_tokens * plan.kv_bytes_per_token;
     return unexpected(ErrorCode::InvalidArgument, "spec.capacity.kvCacheMemory",
                       fmt::format("{} holds {} tokens, less than one request of maxModelLen {}; at least {} is needed",
-                                  format_quantity(spec.capacity.kv_cache_memory), std::int64_t{blocks} * kv_block_tokens, max_model_len,
-                                  format_quantity(((bytes >> 20) + 1) << 20)));
+                                  format_quantity(spec.capacity.kv_cache_memory), std::int64_t{blocks} * kv_block_tokens,
+                                  max_model_len, format_quantity(((bytes >> 20) + 1) << 20)));
   }
   plan.limits = policies::SchedulerLimits{.max_model_len = max_model_len,
                                           .max_num_seqs = spec.capacity.max_num_seqs,
@@ -116,8 +118,8 @@ Result<LoadedModel> load_model(const EngineSpec& spec) {
 std::string model_key(const EngineSpec& spec, const LoadedModel& model) {
   const engine::ModelConfig& config = model.plan.config;
   const std::string source = spec.model.synthetic ? "synthetic" : std::filesystem::path(spec.model.path).filename().string();
-  return fmt::format("{}/{}/h{}l{}f{}v{}/{}/{}", source, config.architecture, config.hidden_size, config.layers, config.feed_forward, config.vocabulary,
-                     to_string(model.plan.dtype), model.backend->description());
+  return fmt::format("{}/{}/h{}l{}f{}v{}/{}/{}", source, config.architecture, config.hidden_size, config.layers,
+                     config.feed_forward, config.vocabulary, to_string(model.plan.dtype), model.backend->description());
 }
 
 }  // namespace rubato

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From spec.model and spec.capacity to something that can run: configuration, tokenizer, weights and a backend, with every limit worked out
-// and every contradiction refused before the first request.
+// From spec.model and spec.capacity to something that can run: configuration, tokenizer, weights and a backend, with every limit
+// worked out and every contradiction refused before the first request.
 #pragma once
 
 #include <cstdint>
@@ -36,8 +36,8 @@ struct LoadedModel {
   std::unique_ptr<engine::Backend> backend;
 };
 
-/// Reads config.json only. Errors: those of read_model_config and synthetic_model_config; a device this build has no backend for; a KV
-/// budget that does not hold one request of maxModelLen (field spec.capacity.kvCacheMemory, with the bytes that would do).
+/// Reads config.json only. Errors: those of read_model_config and synthetic_model_config; a device this build has no backend for;
+/// a KV budget that does not hold one request of maxModelLen (field spec.capacity.kvCacheMemory, with the bytes that would do).
 [[nodiscard]] Result<ModelPlan> plan_model(const EngineSpec& spec);
 
 /// Loads everything; takes seconds to minutes and the memory that plan_model announced.

@@ -46,8 +46,8 @@ struct Arrival {
   Duration ttft_target{};
 };
 
-/// Called on the lane's thread (on_rejected: on an HTTP thread); must return quickly and never block on a client. Implemented by Metrics and
-/// LatencyWindows.
+/// Called on the lane's thread (on_rejected: on an HTTP thread); must return quickly and never block on a client. Implemented by
+/// Metrics and LatencyWindows.
 class Observer {
  public:
   virtual ~Observer() = default;

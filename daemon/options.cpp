@@ -98,7 +98,8 @@ Result<Options> parse_options(const std::vector<std::string>& arguments) {
   }
   const bool needs_manifest = options.action == Action::Serve || options.action == Action::Check;
   if (needs_manifest && options.manifest.empty()) {
-    return unexpected(ErrorCode::InvalidArgument, "--manifest", "--manifest FILE|DIR is needed; manifests/examples/ has some to start from");
+    return unexpected(ErrorCode::InvalidArgument, "--manifest",
+                      "--manifest FILE|DIR is needed; manifests/examples/ has some to start from");
   }
   return options;
 }

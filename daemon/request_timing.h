@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One choice's clockwork: when it arrived, when each token came, and the verdict against its own targets. Pure arithmetic on times handed
-// in, so that the rules for good, bad and unjudged are tested without a thread.
+// One choice's clockwork: when it arrived, when each token came, and the verdict against its own targets. Pure arithmetic on
+// times handed in, so that the rules for good, bad and unjudged are tested without a thread.
 #pragma once
 
 #include <optional>
@@ -20,8 +20,8 @@ class RequestTiming {
   /// The first step with a row of it.
   void on_scheduled(TimePoint time);
 
-  /// The record at the end. Finished requests are judged on both targets; an aborted one is Bad if it had missed a target by then (its
-  /// waiting so far is a lower bound of what it would have got), else Unjudged; a failed one is Bad.
+  /// The record at the end. Finished requests are judged on both targets; an aborted one is Bad if it had missed a target by then
+  /// (its waiting so far is a lower bound of what it would have got), else Unjudged; a failed one is Bad.
   [[nodiscard]] RequestRecord finish(Outcome outcome, TimePoint end);
 
   [[nodiscard]] const Arrival& arrival() const { return arrival_; }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Serving: the lane's thread and the door to it. HTTP threads submit requests and cancel them; the tuning thread and the control API change
-// settings; everything reaches the lane as moves in one bounded queue and takes effect at the next step boundary.
+// Serving: the lane's thread and the door to it. HTTP threads submit requests and cancel them; the tuning thread and the control
+// API change settings; everything reaches the lane as moves in one bounded queue and takes effect at the next step boundary.
 #pragma once
 
 #include <atomic>
@@ -49,12 +49,13 @@ class Serving {
 
   [[nodiscard]] virtual SequenceId next_id() = 0;
 
-  /// All of one request's choices together, or none. Any thread; never blocks. InvalidArgument (`prompt`, `max_tokens`): does not fit the
-  /// effective limit or a token outside the vocabulary. ResourceExhausted: too many outstanding. Unavailable: draining. DeviceLost.
+  /// All of one request's choices together, or none. Any thread; never blocks. InvalidArgument (`prompt`, `max_tokens`): does not
+  /// fit the effective limit or a token outside the vocabulary. ResourceExhausted: too many outstanding. Unavailable: draining.
+  /// DeviceLost.
   [[nodiscard]] virtual Result<void> submit(std::vector<Submission> choices) = 0;
 
-  /// Ends sequences whose client is gone (or whose stop string matched): blocks are free within one step. reason decides how it is counted.
-  /// Unknown and ended ids are ignored.
+  /// Ends sequences whose client is gone (or whose stop string matched): blocks are free within one step. reason decides how it
+  /// is counted. Unknown and ended ids are ignored.
   virtual void cancel(SequenceId id, Outcome reason) = 0;
 
   /// Current from the next step on; returns the number the settings got.

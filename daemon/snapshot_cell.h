@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// SnapshotCell<T>: the newest immutable value of something, for threads that only need to look. A mutex round a shared_ptr, because
-// std::atomic<std::shared_ptr> is reported as a race by TSan with this toolchain and is no faster here.
+// SnapshotCell<T>: the newest immutable value of something, for threads that only need to look. A mutex round a shared_ptr,
+// because std::atomic<std::shared_ptr> is reported as a race by TSan with this toolchain and is no faster here.
 #pragma once
 
 #include <memory>

@@ -8,12 +8,13 @@
 namespace rubato {
 namespace {
 
-constexpr std::uint64_t tuner_seed = 1;      // fixed: the same traffic gives the same decisions
-constexpr int window_stretch_max = 4;        // a window that lacks requests is closed after this many lengths all the same
+constexpr std::uint64_t tuner_seed = 1;  // fixed: the same traffic gives the same decisions
+constexpr int window_stretch_max = 4;    // a window that lacks requests is closed after this many lengths all the same
 
 }  // namespace
 
-TuningLoop::TuningLoop(control::TuningTarget& target, LatencyWindows& windows, tuner::Journal* journal, std::string model_key, TimePoint now)
+TuningLoop::TuningLoop(control::TuningTarget& target, LatencyWindows& windows, tuner::Journal* journal, std::string model_key,
+                       TimePoint now)
     : target_(target),
       windows_(windows),
       model_key_(std::move(model_key)),

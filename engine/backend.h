@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What executes steps. A backend owns a device's memory: weights, KV blocks and scratch, all taken when it is made. It is handed one
-// ragged batch per step and returns sampled tokens; it knows no queue, policy or client. CPU here, CUDA beside it.
+// What executes steps. A backend owns a device's memory: weights, KV blocks and scratch, all taken when it is made. It is handed
+// one ragged batch per step and returns sampled tokens; it knows no queue, policy or client. CPU here, CUDA beside it.
 #pragma once
 
 #include <cstdint>
@@ -30,14 +30,14 @@ struct BackendOptions {
 
 /// One sequence's share of a step.
 struct StepRow {
-  std::int32_t position = 0;              // absolute position of tokens[0]
-  std::span<const TokenId> tokens;        // >= 1
-  std::span<const BlockId> blocks;        // block table covering position + tokens.size()
+  std::int32_t position = 0;                // absolute position of tokens[0]
+  std::span<const TokenId> tokens;          // >= 1
+  std::span<const BlockId> blocks;          // block table covering position + tokens.size()
   const SamplingState* sampling = nullptr;  // null: the row samples nothing
 };
 
-/// Results, reused from step to step. samples[i] belongs to the i-th row that samples; samples may be longer than that, because it keeps what
-/// larger steps allocated. sample_valid has exactly one entry per sampling row.
+/// Results, reused from step to step. samples[i] belongs to the i-th row that samples; samples may be longer than that, because
+/// it keeps what larger steps allocated. sample_valid has exactly one entry per sampling row.
 struct StepResult {
   std::vector<Sample> samples;
   std::vector<bool> sample_valid;  // false: that row's logits were not finite; the request fails alone

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A lane: one scheduler driving one backend. It turns requests into steps and steps into token events. It has no thread and no clock of
-// its own: the daemon's lane thread calls it with the time, a test calls it with virtual time.
+// A lane: one scheduler driving one backend. It turns requests into steps and steps into token events. It has no thread and no
+// clock of its own: the daemon's lane thread calls it with the time, a test calls it with virtual time.
 #pragma once
 
 #include <cstdint>
@@ -34,15 +34,16 @@ enum class FinishReason : std::uint8_t {
   Failed,  // its logits were not finite, or the device broke: error says which
 };
 
-/// What a step did for one sequence. Every admitted request ends with exactly one event that has a finish, unless it was cancelled.
+/// What a step did for one sequence. Every admitted request ends with exactly one event that has a finish, unless it was
+/// cancelled.
 struct TokenEvent {
   SequenceId id;
-  std::int32_t index = 0;  // 0-based number of the token within the output
+  std::int32_t index = 0;        // 0-based number of the token within the output
   std::optional<Sample> sample;  // none only on Failed
   std::optional<FinishReason> finish;
-  Error error;                   // on Failed
-  TimePoint time;                // when the step ended
-  TimePoint scheduled;           // when the first step with a row of this sequence began (queue time ends there)
+  Error error;          // on Failed
+  TimePoint time;       // when the step ended
+  TimePoint scheduled;  // when the first step with a row of this sequence began (queue time ends there)
 };
 
 /// One executed step, for metrics, the step log and the tuner.
@@ -72,15 +73,15 @@ class Lane {
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
 
-  /// InvalidArgument: a token outside the vocabulary, an empty prompt, prompt + max_new_tokens above effective_max_len() (the message names
-  /// the limit and the field is `max_tokens` or `prompt`). ResourceExhausted: the waiting queue is full.
+  /// InvalidArgument: a token outside the vocabulary, an empty prompt, prompt + max_new_tokens above effective_max_len() (the
+  /// message names the limit and the field is `max_tokens` or `prompt`). ResourceExhausted: the waiting queue is full.
   Result<void> add(Request request);
   /// Frees everything at once; no event follows. False when unknown or already ended.
   bool cancel(SequenceId id);
   void apply(const Settings& settings);
 
-  /// Plans, runs and books one step. False when there was nothing to do. now() is called three times. Once the device has failed every
-  /// remaining sequence gets a Failed event, and failure() is set.
+  /// Plans, runs and books one step. False when there was nothing to do. now() is called three times. Once the device has failed
+  /// every remaining sequence gets a Failed event, and failure() is set.
   template <class Clock>
   bool step(Clock&& now) {
     if (!begin_step(now())) return false;

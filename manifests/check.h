@@ -27,9 +27,9 @@ std::string check_values(const Values&... values) {
 }  // namespace rubato
 
 /// CHECK(free_count <= block_count, "free=", free_count): further arguments are printed one after another when it fails.
-#define CHECK(condition, ...)                                                                              \
-  do {                                                                                                     \
-    if (!(condition)) [[unlikely]] {                                                                       \
-      ::rubato::check_failed(__FILE__, __LINE__, #condition, ::rubato::check_values(__VA_ARGS__));         \
-    }                                                                                                      \
+#define CHECK(condition, ...)                                                                      \
+  do {                                                                                             \
+    if (!(condition)) [[unlikely]] {                                                               \
+      ::rubato::check_failed(__FILE__, __LINE__, #condition, ::rubato::check_values(__VA_ARGS__)); \
+    }                                                                                              \
   } while (false)

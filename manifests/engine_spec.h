@@ -45,11 +45,11 @@ struct ModelSpec {
 
 /// What is allocated at start; live knobs stay within it. Restart-only.
 struct CapacitySpec {
-  std::int32_t max_model_len = 4096;               // tokens, prompt and output together
-  std::int32_t max_num_seqs = 64;                  // sequences that may be in one step
-  std::int32_t max_waiting = 1024;                 // requests queued before 429
-  std::int64_t kv_cache_memory = 512LL << 20;      // bytes
-  std::int32_t cpu_threads = 0;                    // 0: min(affinity, cgroup quota)
+  std::int32_t max_model_len = 4096;           // tokens, prompt and output together
+  std::int32_t max_num_seqs = 64;              // sequences that may be in one step
+  std::int32_t max_waiting = 1024;             // requests queued before 429
+  std::int64_t kv_cache_memory = 512LL << 20;  // bytes
+  std::int32_t cpu_threads = 0;                // 0: min(affinity, cgroup quota)
 
   friend bool operator==(const CapacitySpec&, const CapacitySpec&) = default;
 };
@@ -83,9 +83,9 @@ struct ChoiceKnob {
 
 struct KnobsSpec {
   IntegerKnob max_num_batched_tokens{.initial = 512, .min = 64, .max = 4096};
-  ChoiceKnob<PriorityPolicy> priority_policy{
-      .initial = PriorityPolicy::Deadline,
-      .choices = {PriorityPolicy::Deadline, PriorityPolicy::DecodeFirst, PriorityPolicy::PrefillFirst, PriorityPolicy::ShortestFirst}};
+  ChoiceKnob<PriorityPolicy> priority_policy{.initial = PriorityPolicy::Deadline,
+                                             .choices = {PriorityPolicy::Deadline, PriorityPolicy::DecodeFirst,
+                                                         PriorityPolicy::PrefillFirst, PriorityPolicy::ShortestFirst}};
   IntegerKnob deadline_margin{.initial = 20, .min = 0, .max = 50};
   IntegerKnob max_num_seqs{.initial = 64, .min = 8, .max = 64};
   ChoiceKnob<Mode> mode{.initial = Mode::Chunked, .choices = {Mode::Chunked}};

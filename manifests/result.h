@@ -52,7 +52,7 @@ class Unexpected {
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}                            // NOLINT: implicit by design
+  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}                       // NOLINT: implicit by design
   Result(Unexpected failure) : state_(std::in_place_index<1>, std::move(failure.error())) {}  // NOLINT: implicit by design
 
   [[nodiscard]] bool has_value() const { return state_.index() == 0; }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Time as the decision code sees it: a value handed in, never asked for. The daemon feeds it from a steady clock, the twin and the
-// simulation tests from virtual time.
+// Time as the decision code sees it: a value handed in, never asked for. The daemon feeds it from a steady clock, the twin and
+// the simulation tests from virtual time.
 #pragma once
 
 #include <chrono>
@@ -20,7 +20,9 @@ struct Timeline {
 
 using TimePoint = Timeline::time_point;
 
-[[nodiscard]] constexpr double to_seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
+[[nodiscard]] constexpr double to_seconds(Duration duration) {
+  return std::chrono::duration<double>(duration).count();
+}
 [[nodiscard]] constexpr double to_milliseconds(Duration duration) {
   return std::chrono::duration<double, std::milli>(duration).count();
 }

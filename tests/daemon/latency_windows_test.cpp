@@ -9,7 +9,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-TimePoint at(Duration since_start) { return TimePoint(since_start); }
+TimePoint at(Duration since_start) {
+  return TimePoint(since_start);
+}
 
 Arrival arrival(std::uint64_t id, Duration time) {
   return Arrival{.id = {id}, .time = at(time), .prompt_tokens = 100, .max_new_tokens = 10, .ttft_target = 500ms};

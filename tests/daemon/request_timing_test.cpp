@@ -9,10 +9,13 @@ namespace {
 
 using namespace std::chrono_literals;
 
-TimePoint at(Duration since_start) { return TimePoint(since_start); }
+TimePoint at(Duration since_start) {
+  return TimePoint(since_start);
+}
 
 RequestTiming request() {
-  return RequestTiming(Arrival{.id = {7}, .time = at(1s), .prompt_tokens = 10, .max_new_tokens = 400, .ttft_target = 500ms}, 50ms);
+  return RequestTiming(Arrival{.id = {7}, .time = at(1s), .prompt_tokens = 10, .max_new_tokens = 400, .ttft_target = 500ms},
+                       50ms);
 }
 
 TEST(RequestTiming, first_token_gives_no_gap_and_later_ones_give_one_each) {

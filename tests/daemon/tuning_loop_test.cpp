@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loop's own duties under virtual time: settle after a change, close windows by time and by requests, follow changed targets, and report.
+// The loop's own duties under virtual time: settle after a change, close windows by time and by requests, follow changed targets,
+// and report.
 #include "daemon/tuning_loop.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +12,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-TimePoint at(Duration since_start) { return TimePoint(since_start); }
+TimePoint at(Duration since_start) {
+  return TimePoint(since_start);
+}
 
 // The control side reduced to a notebook; the real one needs a daemon around it.
 class Notebook final : public control::TuningTarget {

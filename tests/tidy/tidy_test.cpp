@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The house rules as tests: include arrows, rooms of third-party code, file headers, sizes, clocks and names. Reads the tree as text, and
-// every rule is first shown to catch a planted offence.
+// The house rules as tests: include arrows, rooms of third-party code, file headers, sizes, clocks and names. Reads the tree as
+// text, and every rule is first shown to catch a planted offence.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -32,7 +32,8 @@ std::vector<SourceFile> read_tree() {
   for (const std::string_view top : {"manifests", "policies", "engine", "tuner", "daemon", "tests"}) {
     for (const auto& entry : fs::recursive_directory_iterator(root / top)) {
       const std::string extension = entry.path().extension().string();
-      if (!entry.is_regular_file() || (extension != ".h" && extension != ".cpp" && extension != ".cu" && extension != ".cuh")) continue;
+      if (!entry.is_regular_file() || (extension != ".h" && extension != ".cpp" && extension != ".cu" && extension != ".cuh"))
+        continue;
       SourceFile file{.path = fs::relative(entry.path(), root).generic_string(), .lines = {}};
       std::ifstream in(entry.path());
       for (std::string line; std::getline(in, line);) file.lines.push_back(line);
@@ -43,15 +44,21 @@ std::vector<SourceFile> read_tree() {
   return files;
 }
 
-std::string room_of(const std::string& path) { return path.substr(0, path.find('/')); }
+std::string room_of(const std::string& path) {
+  return path.substr(0, path.find('/'));
+}
 bool in_product(const SourceFile& file) {
   return std::find(product_rooms.begin(), product_rooms.end(), room_of(file.path)) != product_rooms.end();
 }
-bool starts_with(const std::string& text, std::string_view prefix) { return text.rfind(prefix, 0) == 0; }
+bool starts_with(const std::string& text, std::string_view prefix) {
+  return text.rfind(prefix, 0) == 0;
+}
 
 using Offences = std::vector<std::string>;
 
-std::string place(const SourceFile& file, std::size_t line) { return file.path + ":" + std::to_string(line + 1); }
+std::string place(const SourceFile& file, std::size_t line) {
+  return file.path + ":" + std::to_string(line + 1);
+}
 
 // Which rooms a room may include: manifests <- policies <- engine <- daemon, manifests <- policies <- tuner <- daemon.
 Offences arrow_offences(const SourceFile& file) {
@@ -106,7 +113,8 @@ Offences third_party_offences(const SourceFile& file) {
 
 Offences header_offences(const SourceFile& file) {
   Offences offences;
-  if (file.lines.empty() || file.lines[0] != "// SPDX-License-Identifier: Apache-2.0") offences.push_back(file.path + " lacks the SPDX line");
+  if (file.lines.empty() || file.lines[0] != "// SPDX-License-Identifier: Apache-2.0")
+    offences.push_back(file.path + " lacks the SPDX line");
   if (file.path.ends_with(".h") &&
       std::find(file.lines.begin(), file.lines.end(), std::string("#pragma once")) == file.lines.end()) {
     offences.push_back(file.path + " lacks #pragma once");
@@ -119,16 +127,19 @@ Offences size_offences(const SourceFile& file) {
   const std::size_t limit = file.path.ends_with(".cu") || !in_product(file) ? 600 : 400;
   // About 400 lines: a tenth over is still one thing.
   if (file.lines.size() > limit + limit / 10) {
-    offences.push_back(file.path + " has " + std::to_string(file.lines.size()) + " lines; about " + std::to_string(limit) + " are allowed");
+    offences.push_back(file.path + " has " + std::to_string(file.lines.size()) + " lines; about " + std::to_string(limit) +
+                       " are allowed");
   }
   if (!in_product(file)) return offences;
   // clang-format puts a namespace-level function's last brace alone in column 0.
-  static const std::regex not_a_function(R"(^(namespace|class|struct|enum|union|extern|#|//|template\s*<[^>]*>\s*(class|struct)|constexpr|const|inline constexpr))");
+  static const std::regex not_a_function(
+      R"(^(namespace|class|struct|enum|union|extern|#|//|template\s*<[^>]*>\s*(class|struct)|constexpr|const|inline constexpr))");
   std::size_t begin = 0;
   bool inside = false;
   for (std::size_t i = 0; i < file.lines.size(); ++i) {
     const std::string& line = file.lines[i];
-    if (!inside && !line.empty() && line[0] != ' ' && line[0] != '}' && line.ends_with("{") && !std::regex_search(line, not_a_function)) {
+    if (!inside && !line.empty() && line[0] != ' ' && line[0] != '}' && line.ends_with("{") &&
+        !std::regex_search(line, not_a_function)) {
       inside = true;
       begin = i;
     } else if (inside && line == "}") {
@@ -149,7 +160,8 @@ Offences purity_offences(const SourceFile& file) {
   const std::string room = room_of(file.path);
   for (std::size_t i = 0; i < file.lines.size(); ++i) {
     const std::string& line = file.lines[i];
-    if (in_product(file) && room != "daemon" && std::regex_search(line, clock)) offences.push_back(place(file, i) + " reads a clock");
+    if (in_product(file) && room != "daemon" && std::regex_search(line, clock))
+      offences.push_back(place(file, i) + " reads a clock");
     if (in_product(file) && std::regex_search(line, environment)) offences.push_back(place(file, i) + " reads the environment");
     if ((room == "manifests" || room == "policies" || room == "tuner") && std::regex_search(line, thread)) {
       offences.push_back(place(file, i) + " starts a thread");
@@ -177,7 +189,9 @@ void expect_clean(Rule rule) {
   EXPECT_TRUE(all.empty()) << text.str();
 }
 
-SourceFile planted(std::string path, std::vector<std::string> lines) { return SourceFile{.path = std::move(path), .lines = std::move(lines)}; }
+SourceFile planted(std::string path, std::vector<std::string> lines) {
+  return SourceFile{.path = std::move(path), .lines = std::move(lines)};
+}
 
 TEST(Tidy, include_arrows_point_one_way) {
   EXPECT_EQ(arrow_offences(planted("policies/x.cpp", {"#include \"engine/lane.h\""})).size(), 1U);

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+// The door and the thread behind it, over a real (tiny) CPU engine: nothing is lost, refused requests never enter, and the last
+// word always comes.
+#include "daemon/lane_thread.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "engine/cpu/backend.h"
+#include "engine/model/config.h"
+#include "engine/model/weights.h"
+#include "tests/support/raw_client.h"
+
+namespace rubato {
+namespace {
+
+using namespace std::chrono_literals;
+using test::eventually;
+
+class Collector final : public TokenSink {
+ public:
+  void on_token(const engine::TokenEvent& event) override {
+    const std::lock_guard lock(mutex_);
+    if (event.sample) tokens_.push_back(event.sample->token);
+    if (event.finish) finish_ = event.finish;
+    error_ = event.error;
+    changed_.notify_all();
+  }
+  bool wait_finish() {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, 20s, [&] { return finish_.has_value(); });
+  }
+  bool wait_tokens(std::size_t count) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, 20s, [&] { return tokens_.size() >= count; });
+  }
+  std::vector<TokenId> tokens() {
+    const std::lock_guard lock(mutex_);
+    return tokens_;
+  }
+  std::optional<engine::FinishReason> finish() {
+    const std::lock_guard lock(mutex_);
+    return finish_;
+  }
+  Error error() {
+    const std::lock_guard lock(mutex_);
+    return error_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<TokenId> tokens_;
+  std::optional<engine::FinishReason> finish_;
+  Error error_;
+};
+
+class Recorder final : public Observer {
+ public:
+  void on_arrival(const Arrival&) override { ++arrivals; }
+  void on_rejected(TimePoint) override { ++rejected; }
+  void on_token_gap(Duration) override { ++gaps; }
+  void on_first_token(SequenceId, Duration ttft) override {
+    ++first_tokens;
+    if (ttft <= Duration::zero()) ++negative_ttft;
+  }
+  void on_request_end(const RequestRecord& record) override {
+    const std::lock_guard lock(mutex);
+    records.push_back(record);
+  }
+  void on_step(const engine::StepRecord& record, const policies::SchedulerCounts&) override {
+    last_settings = record.settings_number;
+  }
+  void on_settings(const Settings& settings, TimePoint) override { announced_settings = settings.number; }
+
+  std::atomic<int> arrivals = 0, rejected = 0, gaps = 0, first_tokens = 0, negative_ttft = 0;
+  std::atomic<std::uint64_t> last_settings = 0, announced_settings = 0;
+  std::mutex mutex;
+  std::vector<RequestRecord> records;
+};
+
+class LaneThreadTest : public ::testing::Test {
+ protected:
+  LaneThreadTest() {
+    const SyntheticModel model{.hidden_size = 32, .layers = 2, .heads = 4, .kv_heads = 2, .feed_forward = 64, .vocabulary = 64};
+    const engine::ModelConfig config = engine::synthetic_model_config(model).value();
+    const auto weights = engine::make_synthetic_weights(config, 1, DataType::Float32);
+    const engine::BackendOptions options{.block_count = 64, .max_tokens_per_step = 64, .max_rows = 4, .max_model_len = 512};
+    auto backend = engine::make_cpu_backend(config, *weights, options);
+    CHECK(backend.has_value(), backend.error().message);
+    LaneThreadOptions thread_options;
+    thread_options.limits = {.max_model_len = 512, .max_num_seqs = 4, .max_waiting = 2, .block_count = 64};
+    thread_options.initial = KnobValues{.max_num_batched_tokens = 64, .max_num_seqs = 4};
+    thread_options.objectives = ObjectivesSpec{};
+    thread_options.observers = {&recorder};
+    thread_options.backend_description = "test";
+    serving = start_lane_thread(std::move(*backend), thread_options);
+  }
+
+  Submission submission(std::shared_ptr<Collector> sink, std::int32_t tokens, std::vector<TokenId> prompt = {1, 2, 3}) {
+    Submission made;
+    made.request.id = serving->next_id();
+    made.request.prompt = std::move(prompt);
+    made.request.sampling.temperature = 0;
+    made.request.sampling.max_new_tokens = tokens;
+    made.request.sampling.ignore_eos = true;
+    made.request.arrival = serving->now();
+    made.request.ttft_target = 10s;
+    made.request.itl_target = 10s;
+    made.sink = std::move(sink);
+    return made;
+  }
+
+  Result<void> submit(Submission one) {
+    std::vector<Submission> choices;
+    choices.push_back(std::move(one));
+    return serving->submit(std::move(choices));
+  }
+
+  Recorder recorder;
+  std::unique_ptr<Serving> serving;
+};
+
+TEST_F(LaneThreadTest, a_request_gets_all_its_tokens_and_one_record) {
+  const auto sink = std::make_shared<Collector>();
+  ASSERT_TRUE(submit(submission(sink, 9)));
+  ASSERT_TRUE(sink->wait_finish());
+  EXPECT_EQ(sink->tokens().size(), 9U);
+  EXPECT_EQ(sink->finish(), engine::FinishReason::Length);
+  EXPECT_TRUE(eventually([&] { return serving->idle(); }));
+  EXPECT_EQ(recorder.arrivals, 1);
+  EXPECT_EQ(recorder.first_tokens, 1);
+  EXPECT_EQ(recorder.negative_ttft, 0);
+  EXPECT_EQ(recorder.gaps, 8);
+  ASSERT_EQ(recorder.records.size(), 1U);
+  EXPECT_EQ(recorder.records[0].output_tokens, 9);
+  EXPECT_EQ(recorder.records[0].verdict, Verdict::Good);
+  EXPECT_TRUE(eventually([&] { return serving->status()->counts.free_blocks == 64; }));
+}
+
+TEST_F(LaneThreadTest, what_cannot_fit_is_refused_with_the_limit) {
+  const auto refused = [&](Submission one) {
+    const Result<void> result = submit(std::move(one));
+    CHECK(!result.has_value());
+    return result.error();
+  };
+  const auto sink = std::make_shared<Collector>();
+  EXPECT_EQ(refused(submission(sink, 4, {})).field, "prompt");
+  EXPECT_EQ(refused(submission(sink, 4, {64})).field, "prompt");
+  EXPECT_EQ(refused(submission(sink, 4, {-1})).field, "prompt");
+  EXPECT_EQ(refused(submission(sink, 1, std::vector<TokenId>(512, 1))).field, "prompt");
+  const Error too_long = refused(submission(sink, 510));
+  EXPECT_EQ(too_long.field, "max_tokens");
+  EXPECT_EQ(too_long.code, ErrorCode::InvalidArgument);
+  EXPECT_THAT(too_long.message, ::testing::HasSubstr("512"));
+  EXPECT_TRUE(serving->idle());
+}
+
+TEST_F(LaneThreadTest, all_choices_of_a_request_enter_or_none) {
+  std::vector<std::shared_ptr<Collector>> sinks;
+  for (int i = 0; i < 4; ++i) {
+    sinks.push_back(std::make_shared<Collector>());
+    ASSERT_TRUE(submit(submission(sinks.back(), 400)));
+  }
+  std::vector<Submission> three;
+  for (int i = 0; i < 3; ++i) three.push_back(submission(std::make_shared<Collector>(), 4));
+  const Result<void> refused = serving->submit(std::move(three));
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::ResourceExhausted);
+  EXPECT_EQ(recorder.rejected, 1);
+  for (const auto& sink : sinks) ASSERT_TRUE(sink->wait_finish());
+  EXPECT_EQ(recorder.arrivals, 4);
+}
+
+TEST_F(LaneThreadTest, a_cancel_ends_silently_once_and_frees_everything) {
+  const auto sink = std::make_shared<Collector>();
+  Submission one = submission(sink, 500);
+  const SequenceId id = one.request.id;
+  ASSERT_TRUE(submit(std::move(one)));
+  ASSERT_TRUE(sink->wait_tokens(1));
+  serving->cancel(id, Outcome::Aborted);
+  serving->cancel(id, Outcome::Aborted);
+  serving->cancel(SequenceId{999999}, Outcome::Aborted);
+  EXPECT_TRUE(eventually([&] { return serving->idle() && serving->status()->counts.free_blocks == 64; }));
+  EXPECT_FALSE(sink->finish().has_value());
+  const std::lock_guard lock(recorder.mutex);
+  ASSERT_EQ(recorder.records.size(), 1U);
+  EXPECT_EQ(recorder.records[0].outcome, Outcome::Aborted);
+}
+
+TEST_F(LaneThreadTest, settings_are_current_from_the_next_step) {
+  const std::uint64_t number = serving->apply(KnobValues{.max_num_batched_tokens = 32, .max_num_seqs = 2});
+  EXPECT_EQ(number, 2U);
+  const auto sink = std::make_shared<Collector>();
+  ASSERT_TRUE(submit(submission(sink, 3)));
+  ASSERT_TRUE(sink->wait_finish());
+  EXPECT_EQ(recorder.announced_settings, number);
+  EXPECT_EQ(recorder.last_settings, number);
+  EXPECT_TRUE(eventually([&] { return serving->status()->settings.knobs.max_num_batched_tokens == 32; }));
+}
+
+TEST_F(LaneThreadTest, draining_refuses_new_work_and_finishes_old) {
+  const auto running = std::make_shared<Collector>();
+  ASSERT_TRUE(submit(submission(running, 200)));
+  serving->begin_drain();
+  const Result<void> refused = submit(submission(std::make_shared<Collector>(), 2));
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::Unavailable);
+  ASSERT_TRUE(running->wait_finish());
+  EXPECT_EQ(running->finish(), engine::FinishReason::Length);
+  EXPECT_EQ(running->tokens().size(), 200U);
+}
+
+TEST_F(LaneThreadTest, stopping_gives_everybody_left_a_last_word) {
+  std::vector<std::shared_ptr<Collector>> sinks;
+  for (int i = 0; i < 6; ++i) {
+    sinks.push_back(std::make_shared<Collector>());
+    ASSERT_TRUE(submit(submission(sinks.back(), 500)));
+  }
+  serving.reset();
+  for (const auto& sink : sinks) {
+    ASSERT_TRUE(sink->wait_finish());
+    if (sink->finish() == engine::FinishReason::Failed) {
+      EXPECT_EQ(sink->error().code, ErrorCode::Unavailable);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace rubato
