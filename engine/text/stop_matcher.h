@@ -8,7 +8,8 @@
 
 namespace rubato::text {
 
-/// One per choice. Streamed pieces concatenate to exactly the text before the first match. Not thread-safe.
+/// One per choice. The stop string that ends first wins, of those that end together the longest, so no part of it is ever shown.
+/// Streamed pieces concatenate to exactly the text before it. Not thread-safe.
 class StopMatcher {
  public:
   /// stops: none empty (checked at the edge).
@@ -21,7 +22,13 @@ class StopMatcher {
   [[nodiscard]] bool matched() const { return matched_; }
 
  private:
-  std::vector<std::string> stops_;
+  struct Automaton {
+    std::string stop;
+    std::vector<std::size_t> failure;  // failure[i]: length of the longest proper border of the first i + 1 bytes
+    std::size_t matched = 0;           // how much of stop the text ends with; below stop.size() between calls
+    void feed(char byte);
+  };
+  std::vector<Automaton> automata_;
   std::string held_;
   bool matched_ = false;
 };
