@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// Cross-field rules of the Engine spec, one line each.
+#include "manifests/checks.h"
+
+#include <algorithm>
+#include <initializer_list>
+#include <set>
+
+#include "manifests/fields.h"
+
+namespace rubato {
+namespace {
+
+bool is_number(std::string_view text) {
+  return !text.empty() && text.size() <= 3 &&
+         std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; }) &&
+         (text.size() == 1 || text.front() != '0');
+}
+
+/// `cpu` and `cpu:0` are the same device; empty if there is no such device.
+std::string canonical_device(std::string_view name) {
+  const std::size_t colon = name.find(':');
+  const std::string_view family = name.substr(0, colon);
+  const std::string_view index = colon == std::string_view::npos ? "0" : name.substr(colon + 1);
+  const bool known =
+      (family == "cpu" && index == "0") || (family == "cuda" && colon != std::string_view::npos && is_number(index));
+  return known ? std::string(family).append(":").append(index) : std::string();
+}
+
+class Checker {
+ public:
+  explicit Checker(const FieldErrors& known) : known_(known) {}
+
+  /// An error at `field` unless holds. Silent if `field` or one of `also` is wrong already: one slip, one error.
+  void require(const bool holds, const std::string& field, std::initializer_list<std::string> also, std::string found,
+               std::string rule) {
+    if (holds || is_wrong(field) ||
+        std::any_of(also.begin(), also.end(), [&](const std::string& other) { return is_wrong(other); }))
+      return;
+    errors.push_back({.field = field, .found = std::move(found), .rule = std::move(rule)});
+  }
+  void add(FieldError error) {
+    if (!is_wrong(error.field)) errors.push_back(std::move(error));
+  }
+
+  FieldErrors errors;
+
+ private:
+  [[nodiscard]] bool is_wrong(std::string_view field) const { return touches(known_, field) || touches(errors, field); }
+
+  const FieldErrors& known_;
+};
+
+std::string number(std::int64_t value) {
+  return std::to_string(value);
+}
+
+void check_model(const ModelSpec& model, Checker& checker) {
+  const std::string at = "spec.model";
+  if (model.path.empty() && !model.synthetic) {
+    checker.add({.fault = Fault::Required, .field = at, .rule = "exactly one of path and synthetic"});
+  }
+  checker.require(model.path.empty() || !model.synthetic, at, {}, "path and synthetic",
+                  "must not both be set: exactly one is allowed");
+  if (!model.synthetic) return;
+  const SyntheticModel& m = *model.synthetic;
+  const std::string shape = at + ".synthetic";
+  if (m.heads <= 0 || m.kv_heads <= 0) return;  // reported as missing
+  checker.require(m.heads % m.kv_heads == 0, shape + ".kvHeads", {shape + ".heads"}, number(m.kv_heads),
+                  "must divide heads (" + number(m.heads) + ")");
+  if (m.head_size == 0) {
+    checker.require(m.hidden_size % m.heads == 0, shape + ".heads", {shape + ".hiddenSize"}, number(m.heads),
+                    "must divide hiddenSize (" + number(m.hidden_size) + ") unless headSize is given");
+    checker.require(m.hidden_size % m.heads != 0 || m.hidden_size / m.heads % 2 == 0, shape + ".heads", {shape + ".hiddenSize"},
+                    number(m.heads), "must give heads of even width: hiddenSize / heads is " + number(m.hidden_size / m.heads));
+  } else {
+    checker.require(m.head_size % 2 == 0, shape + ".headSize", {}, number(m.head_size), "must be even");
+  }
+}
+
+void check_devices(const std::vector<std::string>& devices, Checker& checker) {
+  std::set<std::string> seen;
+  for (std::size_t i = 0; i < devices.size(); ++i) {
+    const std::string at = "spec.devices[" + std::to_string(i) + "]";
+    const std::string device = canonical_device(devices[i]);
+    checker.require(!device.empty(), at, {}, in_quotes(devices[i]), "must be cpu, cpu:0 or cuda:<index>");
+    if (!device.empty() && !seen.insert(device).second) {
+      checker.add({.fault = Fault::Duplicate, .field = at, .found = in_quotes(devices[i]), .rule = "is in the list twice"});
+    }
+  }
+}
+
+void check_bounds(const IntegerKnob& knob, const std::string& at, Checker& checker) {
+  checker.require(knob.min <= knob.max, at + ".min", {at + ".max"}, number(knob.min),
+                  "must not be above max (" + number(knob.max) + ")");
+  if (knob.min > knob.max) return;
+  checker.require(knob.initial >= knob.min, at + ".initial", {at + ".min"}, number(knob.initial),
+                  "must not be below min (" + number(knob.min) + ")");
+  checker.require(knob.initial <= knob.max, at + ".initial", {at + ".max"}, number(knob.initial),
+                  "must not be above max (" + number(knob.max) + ")");
+}
+
+template <class Choice>
+void add_not_a_choice(Choice value, const std::vector<Choice>& choices, const std::string& field, Checker& checker) {
+  FieldError error{.fault = Fault::NotSupported, .field = field, .found = in_quotes(to_string(value))};
+  for (const Choice choice : choices) error.choices.emplace_back(to_string(choice));
+  checker.add(std::move(error));
+}
+
+template <class Choice>
+bool contains(const std::vector<Choice>& choices, Choice value) {
+  return std::find(choices.begin(), choices.end(), value) != choices.end();
+}
+
+template <class Choice>
+void check_bounds(const ChoiceKnob<Choice>& knob, const std::string& at, Checker& checker) {
+  if (contains(knob.choices, knob.initial)) return;
+  checker.require(false, at + ".initial", {at + ".choices"}, in_quotes(to_string(knob.initial)),
+                  "must be one of the knob's choices");
+}
+
+void check_pin(std::int32_t pin, const IntegerKnob& knob, const std::string& field, const std::string& bounds, Checker& checker) {
+  checker.require(pin >= knob.min && pin <= knob.max, field, {bounds}, number(pin),
+                  "is outside " + bounds + ", " + number(knob.min) + ".." + number(knob.max));
+}
+
+template <class Choice>
+void check_pin(Choice pin, const ChoiceKnob<Choice>& knob, const std::string& field, const std::string&, Checker& checker) {
+  if (!contains(knob.choices, pin)) add_not_a_choice(pin, knob.choices, field, checker);
+}
+
+/// Mode Disaggregated is in the grammar, so that manifests written for it read well, but this engine has one mode yet.
+void check_mode(const EngineSpec& spec, Checker& checker) {
+  const std::string rule = "is not available: this engine runs mode Chunked only";
+  const std::string at = "spec.knobs.mode";
+  const ChoiceKnob<Mode>& mode = spec.knobs.mode;
+  checker.require(mode.initial == Mode::Chunked, at + ".initial", {}, in_quotes(to_string(mode.initial)), rule);
+  for (std::size_t i = 0; i < mode.choices.size(); ++i) {
+    checker.require(mode.choices[i] == Mode::Chunked, at + ".choices[" + std::to_string(i) + "]", {},
+                    in_quotes(to_string(mode.choices[i])), rule);
+  }
+}
+
+void check_budget(const EngineSpec& spec, Checker& checker) {
+  const std::string budget_at = "spec.knobs.maxNumBatchedTokens";
+  const std::string seqs_at = "spec.knobs.maxNumSeqs";
+  const IntegerKnob& budget = spec.knobs.max_num_batched_tokens;
+  const IntegerKnob& seqs = spec.knobs.max_num_seqs;
+  const auto rule = [](std::string_view end, std::int32_t value) {
+    return std::string("must be at least maxNumSeqs.").append(end) + " (" + number(value) + ") + one prefill quantum (" +
+           number(min_prefill_quantum) + ") = " + number(std::int64_t{value} + min_prefill_quantum);
+  };
+  const auto holds = [](std::int32_t tokens, std::int32_t rows) { return tokens >= std::int64_t{rows} + min_prefill_quantum; };
+  checker.require(holds(budget.initial, seqs.initial), budget_at + ".initial", {seqs_at + ".initial"}, number(budget.initial),
+                  rule("initial", seqs.initial));
+  checker.require(holds(budget.min, seqs.min), budget_at + ".min", {seqs_at + ".min"}, number(budget.min), rule("min", seqs.min));
+  checker.require(holds(budget.max, seqs.max), budget_at + ".max", {seqs_at + ".max"}, number(budget.max), rule("max", seqs.max));
+  checker.require(seqs.max <= spec.capacity.max_num_seqs, seqs_at + ".max", {"spec.capacity.maxNumSeqs"}, number(seqs.max),
+                  "must not be above spec.capacity.maxNumSeqs (" + number(spec.capacity.max_num_seqs) + ")");
+}
+
+void check_override(const EngineSpec& spec, Checker& checker) {
+  if (!spec.override_) return;
+  const OverrideSpec& pins = *spec.override_;
+  for_each(knob_table, [&](const auto& knob) {
+    const auto& pin = pins.*knob.pin;
+    if (!pin) return;
+    check_pin(*pin, spec.knobs.*knob.bounds, join_path("spec.override", knob.name), join_path("spec.knobs", knob.name), checker);
+  });
+  if (pins.max_num_batched_tokens && pins.max_num_seqs) {
+    const std::int64_t needed = std::int64_t{*pins.max_num_seqs} + min_prefill_quantum;
+    checker.require(*pins.max_num_batched_tokens >= needed, "spec.override.maxNumBatchedTokens", {"spec.override.maxNumSeqs"},
+                    number(*pins.max_num_batched_tokens),
+                    "must be at least maxNumSeqs (" + number(*pins.max_num_seqs) + ") + one prefill quantum (" +
+                        number(min_prefill_quantum) + ") = " + number(needed) + ", because both are pinned");
+  }
+}
+
+}  // namespace
+
+FieldErrors check_spec(const EngineSpec& spec, const FieldErrors& known) {
+  Checker checker(known);
+  check_model(spec.model, checker);
+  check_devices(spec.devices, checker);
+  for_each(knob_table,
+           [&](const auto& knob) { check_bounds(spec.knobs.*knob.bounds, join_path("spec.knobs", knob.name), checker); });
+  check_mode(spec, checker);
+  check_budget(spec, checker);
+  check_override(spec, checker);
+  return std::move(checker.errors);
+}
+
+FieldErrors check_kv_memory(const EngineSpec& spec, std::int64_t kv_bytes_per_token) {
+  CHECK(kv_bytes_per_token > 0, "kv_bytes_per_token=", kv_bytes_per_token);
+  const std::int64_t blocks_needed = (spec.capacity.max_model_len + std::int64_t{kv_block_tokens} - 1) / kv_block_tokens;
+  const std::int64_t tokens_held = spec.capacity.kv_cache_memory / kv_bytes_per_token / kv_block_tokens * kv_block_tokens;
+  if (tokens_held / kv_block_tokens >= blocks_needed) return {};
+  return {{.field = "spec.capacity.kvCacheMemory",
+           .found = format_quantity(spec.capacity.kv_cache_memory),
+           .rule = "must hold at least one request of maxModelLen (" + number(spec.capacity.max_model_len) + ") tokens; at " +
+                   number(kv_bytes_per_token) + " bytes per token it holds " + number(tokens_held) + ": raise it to " +
+                   format_quantity(blocks_needed * kv_block_tokens * kv_bytes_per_token) + " or lower maxModelLen"}};
+}
+
+}  // namespace rubato
