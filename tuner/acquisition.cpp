@@ -34,7 +34,10 @@ std::optional<Pick> pick_best(const GaussianProcess& score, const GaussianProces
   std::optional<Pick> best;
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     double value = expected_improvement(score.predict(candidates[i]), options.best);
-    if (options.floor) value *= probability_at_least(attainment.predict(candidates[i]), *options.floor);
+    if (options.floor) {
+      const double safe = probability_at_least(attainment.predict(candidates[i]), *options.floor);
+      value *= safe < options.safe_probability_min ? 0.0 : safe;
+    }
     if (!best || value > best->value) best = Pick{i, value};
   }
   return best;

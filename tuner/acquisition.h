@@ -19,7 +19,8 @@ namespace rubato::tuner {
 [[nodiscard]] double probability_at_least(const Prediction& prediction, double floor);
 
 struct AcquisitionOptions {
-  double best = 0;                // score to improve on
+  double best = 0;                    // score to improve on
+  double safe_probability_min = 0.2;  // candidates less likely to keep the floor are worth nothing
   std::optional<double> floor{};  // lowest predicted attainment (transformed as the constraint process is); empty: no constraint
 };
 

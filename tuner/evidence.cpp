@@ -10,15 +10,18 @@ namespace {
 
 // Requests of one window share bursts and long steps, so counts scatter more than independent ones would.
 constexpr double dispersion = 1.5;
-// A latency ten times over target costs as much score as falling from 0.5 to 0.2 attainment: enough of a slope on the plateau at
+// A latency ten times over target costs as much score as falling from 0.5 to 0.3 attainment: enough of a slope on the plateau at
 // zero, too little to buy attainment with.
-constexpr double excess_weight = 0.3;
-constexpr double excess_reach = 2.5;
+constexpr double excess_weight = 0.2;
+constexpr double excess_reach = 4.0;
 constexpr double excess_noise = 0.4;  // standard deviation of the blended log excess at noise_requests requests
 constexpr double noise_requests = 40;
 // A window is saturated when more than this share of its requests was turned away or left behind.
 constexpr double saturated_share = 0.1;
 constexpr double backlog_share = 0.2;
+// Log excess of a backlog that neither grows nor shrinks, and what a change by as many requests as arrive adds to it.
+constexpr double backlog_excess = 1.5;
+constexpr double backlog_slope = 1.5;
 
 double log_ratio(Duration measured, Duration target) {
   const double ratio = to_seconds(measured) / std::max(1e-9, to_seconds(target));
@@ -66,11 +69,14 @@ Evidence evidence_of(const Window& window, const ObjectivesSpec& objectives) {
   result.ttft_excess = 0.5 * (log_ratio(window.ttft_p50, objectives.ttft) + log_ratio(ttft_worst, objectives.ttft));
   result.itl_excess = 0.5 * (log_ratio(window.itl_p50, objectives.itl) + log_ratio(window.itl_p99, objectives.itl));
   const double taken_in = std::max(1, std::max(window.arrivals, result.judged));
-  const bool growing =
-      window.waiting_end - window.waiting_begin > saturated_share * taken_in && window.oldest_wait > objectives.ttft;
+  const double growth = window.waiting_end - window.waiting_begin;
+  const bool backlogged = window.waiting_begin > backlog_share * taken_in;
+  // Behind a backlog every first token is late whatever the settings; what they decide is how fast it shrinks.
+  if (backlogged) result.ttft_excess = backlog_excess + backlog_slope * std::clamp(growth / taken_in, -1.0, 1.0);
+  const bool growing = growth > saturated_share * taken_in && window.oldest_wait > objectives.ttft;
   const bool refusing = window.rejected > saturated_share * taken_in;
   result.saturated = growing || refusing;
-  result.draining = window.waiting_begin > backlog_share * taken_in && window.waiting_end < window.waiting_begin;
+  result.draining = backlogged && growth < 0;
   return result;
 }
 
@@ -97,9 +103,9 @@ NoisyValue transformed_attainment(const Evidence& evidence) {
 
 NoisyValue score(const Evidence& evidence) {
   NoisyValue result = transformed_attainment(evidence);
-  // A smooth maximum: the target that is missed by more decides, the other still counts a little.
-  const double excess = 0.5 * std::log(std::exp(2.0 * evidence.ttft_excess) + std::exp(2.0 * evidence.itl_excess));
-  result.value -= excess_weight * std::clamp(excess, -excess_reach, excess_reach);
+  // Softly: a latency far below its target gains nothing more, one far above it costs in proportion.
+  const auto cost = [](double excess) { return 0.5 * std::log1p(std::exp(2.0 * excess)); };
+  result.value -= excess_weight * (cost(evidence.ttft_excess) + cost(evidence.itl_excess));
   const double noise = excess_weight * excess_noise;
   result.variance += noise * noise * noise_requests / std::max(1, evidence.judged);
   return result;

@@ -12,8 +12,10 @@ namespace rubato::tuner {
 namespace {
 
 constexpr double missed_significance = 0.05;
-constexpr double worse_z = 1.645;   // one in twenty, one-sided
-constexpr double better_z = 1.282;  // one in ten: adopting a setting that is merely as good does no harm
+constexpr double worse_z = 1.645;     // one in twenty, one-sided
+constexpr double better_z = 1.282;    // one in ten: adopting a setting that is merely as good does no harm
+constexpr double plausible_z = 0.84;  // one in five
+constexpr double plateau_attainment = 0.05;
 constexpr std::int32_t exact_count_max = 2000;
 
 double difference_z(const NoisyValue& a, const NoisyValue& b) {
@@ -51,8 +53,11 @@ Comparison compare(const Evidence& trial, const Evidence& incumbent) {
   const double attainment_z = difference_z(transformed_attainment(trial), transformed_attainment(incumbent));
   const double score_z = difference_z(score(trial), score(incumbent));
   const bool better = score_z > better_z && trial.attainment() >= incumbent.attainment();
-  if (attainment_z < -worse_z || score_z < -worse_z) return Comparison::Worse;
-  if (trial.saturated && !incumbent.saturated && !better) return Comparison::Worse;
+  if (attainment_z < -worse_z) return Comparison::Worse;
+  // The latency part decides only where no attainment is left to tell settings apart, or together with it.
+  const bool plateau = std::max(trial.attainment(), incumbent.attainment()) < plateau_attainment;
+  if (score_z < -worse_z && (plateau || attainment_z < -plausible_z)) return Comparison::Worse;
+  if (trial.saturated && !incumbent.saturated && attainment_z < better_z) return Comparison::Worse;
   return better ? Comparison::Better : Comparison::Similar;
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <random>
 
 #include "manifests/check.h"
@@ -17,13 +18,21 @@ constexpr std::size_t candidates_max = 4096;
 constexpr std::size_t history_max = 96;
 constexpr double history_reach = 2.0;  // octaves of load within which old evidence informs the process
 constexpr double similar_load = 0.75;  // octaves within which an old answer is worth a trial as it is
-constexpr std::int32_t openings_max = 2;
+constexpr std::int32_t openings_max = 4;
 constexpr double opening_step = 4.0;  // factor on the budget
 constexpr double attainment_guard = 0.1;
 // Improvement below this (of a score that spans 0 to pi) is not worth a window of live traffic.
 constexpr double improvement_min = 0.03;
+// While the objectives are missed there is more to gain; but not for ever.
+constexpr double improvement_min_missed = 0.01;
+constexpr std::int32_t patient_trials = 8;
 // Old evidence was gathered under a load and a machine state that only resemble the present ones.
 constexpr double history_variance = 0.05;
+
+/// Whether more requests miss the ITL target than the objectives leave room for.
+bool gaps_missed(const Evidence& evidence, const ObjectivesSpec& objectives) {
+  return evidence.itl_misses > 1.5 * (1.0 - objectives.attainment / 100.0) * evidence.judged + 1.0;
+}
 
 struct Group {
   KnobValues knobs;
@@ -126,28 +135,50 @@ std::optional<KnobValues> Search::remembered(const KnobValues& incumbent) const 
 }
 
 /// Policy Deadline first, because a policy is worth more than a chunk size; then the budget, down when gaps are missed, up when
-/// first tokens are.
+/// first tokens alone are; then twice the middle between a budget that misses gaps and one that does not.
 std::optional<KnobValues> Search::opening(const KnobValues& incumbent) {
-  const auto is_new = [&](const KnobValues& knobs) {
-    return knobs != legal_.canonical(incumbent) && !find(knobs) &&
-           std::find(proposed_.begin(), proposed_.end(), knobs) == proposed_.end();
-  };
   while (openings_ < openings_max) {
     KnobValues knobs = incumbent;
-    if (openings_++ == 0) {
+    const std::int32_t number = openings_++;
+    if (number == 0) {
       knobs.priority_policy = PriorityPolicy::Deadline;
     } else {
-      const Evidence known = evidence(incumbent);
-      const bool smaller = known.itl_misses > known.ttft_misses;
-      const double budget = knobs.max_num_batched_tokens * (smaller ? 1.0 / opening_step : opening_step);
-      knobs.max_num_batched_tokens = static_cast<std::int32_t>(std::clamp(budget, 1.0, 1e6));
+      const std::optional<double> budget = number == 1 ? stepped_budget(incumbent) : middle_budget(incumbent);
+      if (!budget) continue;
+      knobs.max_num_batched_tokens = static_cast<std::int32_t>(std::clamp(*budget, 1.0, 1e6));
       // A small budget must not be pushed up again by the sequences it would have to hold.
-      if (smaller) knobs.max_num_seqs = std::min(knobs.max_num_seqs, knobs.max_num_batched_tokens - min_prefill_quantum);
+      knobs.max_num_seqs = std::min(knobs.max_num_seqs, std::max(1, knobs.max_num_batched_tokens - min_prefill_quantum));
     }
     knobs = legal_.canonical(knobs);
-    if (legal_.contains(knobs) && is_new(knobs)) return knobs;
+    const bool is_new = knobs != legal_.canonical(incumbent) && !find(knobs) &&
+                        std::find(proposed_.begin(), proposed_.end(), knobs) == proposed_.end();
+    if (legal_.contains(knobs) && is_new) return knobs;
   }
   return std::nullopt;
+}
+
+std::optional<double> Search::stepped_budget(const KnobValues& incumbent) const {
+  const Evidence known = evidence(incumbent);
+  return incumbent.max_num_batched_tokens * (gaps_missed(known, options_.objectives) ? 1.0 / opening_step : opening_step);
+}
+
+/// Between the largest budget under which gaps are kept but first tokens missed and the smallest one under which gaps are missed.
+std::optional<double> Search::middle_budget(const KnobValues& incumbent) const {
+  const double none = std::numeric_limits<double>::infinity();
+  double low = 0;
+  double high = none;
+  for (const Told& one : told_) {
+    if (one.knobs.priority_policy != incumbent.priority_policy || one.knobs.mode != incumbent.mode) continue;
+    const double budget = one.knobs.max_num_batched_tokens;
+    if (gaps_missed(one.evidence, options_.objectives)) high = std::min(high, budget);
+  }
+  for (const Told& one : told_) {
+    if (one.knobs.priority_policy != incumbent.priority_policy || one.knobs.mode != incumbent.mode) continue;
+    const double budget = one.knobs.max_num_batched_tokens;
+    if (!gaps_missed(one.evidence, options_.objectives) && budget < high) low = std::max(low, budget);
+  }
+  if (high == none) return std::nullopt;  // gaps are no trouble: nothing to find the middle of
+  return low > 0 ? std::sqrt(low * high) : high / opening_step;
 }
 
 void Search::fit() {
@@ -188,7 +219,8 @@ std::optional<Proposal> Search::improvement(const KnobValues& incumbent, const s
   AcquisitionOptions options{.best = best};
   if (own > attainment_guard) options.floor = 2.0 * std::asin(std::sqrt(own - attainment_guard));
   const std::optional<Pick> pick = pick_best(*score_, *attainment_, points, options);
-  if (!pick || pick->value < improvement_min) return std::nullopt;
+  const bool patient = trials_ < patient_trials && judge(evidence(incumbent), options_.objectives) == Verdict::Missed;
+  if (!pick || pick->value < (patient ? improvement_min_missed : improvement_min)) return std::nullopt;
   return Proposal{.knobs = choices[pick->index], .source = Source::Improvement, .improvement = pick->value};
 }
 

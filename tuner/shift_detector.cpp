@@ -10,18 +10,18 @@ namespace rubato::tuner {
 
 namespace {
 
-// Run length of a two-sided CUSUM with these on standard normal values: about 20,000 windows (Siegmund 1985, equation 2.53). A
-// change by three and a quarter standard deviations is found in two windows, one by five and a half at once.
+// Run length of a two-sided CUSUM with these on standard normal values: about 50,000 windows (Siegmund 1985, equation 2.53). A
+// change by three and a half standard deviations is found in two windows, one by six at once.
 constexpr double slack = 1.0;
-constexpr double threshold = 4.5;
-constexpr double z_limit = 6.0;
+constexpr double threshold = 5.0;
+constexpr double z_limit = 6.5;
 // Lengths of requests scatter about as much as they are long (conversation and code traces: coefficient of variation 0.8 to 1.6);
 // what a stream really shows is learnt.
 constexpr double length_variation = 1.0;
 constexpr double relative_floor = 0.06;  // nobody retunes for a move of a few percent
 constexpr std::int32_t memory_windows = 12;
-constexpr double scatter_memory = 0.1;
-constexpr double scatter_min = 0.3;
+constexpr double scatter_memory = 0.05;
+constexpr double scatter_min = 0.4;
 constexpr double scatter_max = 6.0;
 
 constexpr std::size_t attainment_track = 3;
@@ -75,6 +75,9 @@ bool ShiftDetector::Track::observe(double value, double variance) {
 
 std::optional<Shift> ShiftDetector::observe(const Window& window, const Evidence& evidence, SameSettings same_settings) {
   const double arrivals = std::max(1, window.arrivals);
+  // Noise is that of the count to be expected, else a fall of the rate would excuse itself.
+  const double seconds = to_seconds(window.end - window.begin);
+  const double expected_arrivals = tracks_[0].windows > 0 ? std::max(1.0, std::exp(tracks_[0].baseline) * seconds) : arrivals;
   // A renewal process of interval variation cv has count variance cv^2 per request.
   const double burst = std::max(1.0, window.arrival_interval_cv * window.arrival_interval_cv);
   const double length_variance = length_variation * length_variation;
@@ -82,7 +85,7 @@ std::optional<Shift> ShiftDetector::observe(const Window& window, const Evidence
   const std::array<double, track_count> values{std::log(std::max(1e-3, window.arrival_rate())),
                                                std::log(std::max(1e-3, window.prompt_tokens_mean)),
                                                std::log(std::max(1e-3, window.output_tokens_mean)), attainment.value};
-  const std::array<double, track_count> variances{burst / arrivals, length_variance / arrivals,
+  const std::array<double, track_count> variances{burst / expected_arrivals, length_variance / arrivals,
                                                   length_variance / std::max(1, window.judged), attainment.variance};
   std::optional<Shift> found;
   for (std::size_t i = 0; i < track_count; ++i) {

@@ -18,6 +18,8 @@ struct Shift {
   std::string feature;  // "arrival rate", "prompt length", "output length", "attainment"
   double before = 0;    // in the feature's own unit: per second, tokens, percent
   double after = 0;
+  /// What clients send has changed, not only how well they are served.
+  [[nodiscard]] bool of_load() const { return feature != "attainment"; }
   [[nodiscard]] std::string text() const;  // `arrival rate moved from 4 to 8.1 per second`
 };
 

@@ -53,7 +53,7 @@ Decision Tuner::State::watch(const Window& window, const Evidence& evidence, con
   if (shift) {
     watched.clear();
     infeasible = false;
-    searches_since_shift = 0;
+    if (shift->of_load()) searches_since_shift = 0;
   }
   note_watched(evidence);
   const Verdict latest = judge(evidence, options.objectives);
@@ -103,6 +103,7 @@ Decision Tuner::State::start_search(const Window& window, const std::string& why
   ++counts.searches_total;
   search_load = load_of(window);
   load_moves = 0;
+  search_rollbacks = 0;
   load_may_have_moved = false;
   search.emplace(legal,
                  SearchOptions{.objectives = options.objectives,
@@ -198,6 +199,7 @@ Decision Tuner::State::roll_back(const Evidence& trial, const Evidence& known) {
   }
   record_trial("RolledBack");
   ++counts.rollbacks_total;
+  ++search_rollbacks;
   stage = Stage::Recovering;
   repeats = 0;
   return {.phase = Phase::Searching,
@@ -243,6 +245,9 @@ Decision Tuner::State::on_recovery(const Window& window, const Evidence& evidenc
   const std::string lead = describe(incumbent) + " showed " + describe(evidence);
   if (verdict == Verdict::Met && judge(search->evidence(incumbent), options.objectives) != Verdict::Missed) {
     return finish(window.end, lead);
+  }
+  if (search_rollbacks >= rollbacks_per_search_max) {
+    return finish(window.end, lead + "; " + std::to_string(search_rollbacks) + " trials had to be rolled back");
   }
   return next_trial(window.end, lead);
 }

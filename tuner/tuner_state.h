@@ -21,9 +21,10 @@ inline constexpr std::int32_t thin_windows_max = 4;  // pooled before they count
 inline constexpr std::size_t watched_max = 4;        // windows of the incumbent that are judged together
 inline constexpr std::size_t recent_trials_max = 64;
 inline constexpr std::size_t history_max = 512;
-inline constexpr std::int32_t repeats_max = 2;          // of one trial
-inline constexpr std::int32_t load_moves_max = 2;       // followed within one search
-inline constexpr std::int32_t dwell_doublings_max = 4;  // searches under an unchanged load come ever less often
+inline constexpr std::int32_t repeats_max = 6;               // of one trial or recovery, while a backlog shrinks
+inline constexpr std::int32_t rollbacks_per_search_max = 4;  // then the search does more harm than good
+inline constexpr std::int32_t load_moves_max = 2;            // followed within one search
+inline constexpr std::int32_t dwell_doublings_max = 4;       // searches under an unchanged load come ever less often
 
 /// What the windows that come in are of.
 enum class Stage : std::uint8_t {
@@ -64,6 +65,7 @@ struct Tuner::State {
   std::optional<Window> trial_window;  // all windows of the running trial
   std::int32_t repeats = 0;
   std::int32_t load_moves = 0;
+  std::int32_t search_rollbacks = 0;
   bool load_may_have_moved = false;
   LoadFeatures search_load;
 

@@ -40,8 +40,9 @@ class FakeEngine {
     const State s = state(knobs, load);
     const double ordinary = (1 - options_.outlier_share) * (1 - options_.outlier_share);
     const double itl = below(to_seconds(options_.objectives.itl), s.itl, std::hypot(0.1, options_.noise));
-    if (s.utilisation >= 1) return s.triage ? 0.85 * itl * ordinary / s.utilisation : 0.0;
-    return ordinary * itl * below(to_seconds(options_.objectives.ttft), s.ttft, std::hypot(0.5, options_.noise));
+    const double ttft = below(to_seconds(options_.objectives.ttft), s.ttft, std::hypot(0.5, options_.noise));
+    if (s.utilisation >= 1) return s.triage ? 0.85 * itl * ttft * ordinary / s.utilisation : 0.0;
+    return ordinary * itl * ttft;
   }
 
   void change(const KnobValues& knobs) {
@@ -130,7 +131,8 @@ class FakeEngine {
     const double slots = load.rate * load.output * step / knobs.max_num_seqs;
     s.utilisation = std::max(load.rate * load.prompt / prefill_rate, slots);
     const double order = knobs.priority_policy == PriorityPolicy::ShortestFirst ? 0.7 : 1.0;
-    const double waiting = std::min(s.utilisation, 0.99) / (1 - std::min(s.utilisation, 0.99));
+    const double busy = std::min(s.utilisation, s.triage ? 0.8 : 0.99);  // triage keeps the queue of those it serves short
+    const double waiting = busy / (1 - busy);
     s.ttft = load.prompt / prefill_rate * (1 + order * waiting);
     return s;
   }

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tuner/gaussian_process.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "tuner/acquisition.h"
+
+namespace rubato::tuner {
+namespace {
+
+GaussianProcessOptions one_number() {
+  return {.length_scales = {0.5}, .category_count = 0, .output_scale = 1.0};
+}
+
+GaussianProcessPoint at(double x) {
+  return {.numbers = {x}, .categories = {}};
+}
+
+double matern(double r) {
+  return (1 + std::sqrt(5.0) * r + 5.0 / 3.0 * r * r) * std::exp(-std::sqrt(5.0) * r);
+}
+
+GaussianProcess mixed_process(int count, std::uint64_t seed) {
+  GaussianProcess process({.length_scales = {0.5, 1.0, 2.0}, .category_count = 2, .output_scale = 1.0});
+  std::mt19937_64 random(seed);
+  std::normal_distribution<double> normal(0, 1);
+  for (int i = 0; i < count; ++i) {
+    const GaussianProcessPoint point{
+        .numbers = {normal(random), normal(random), normal(random)},
+        .categories = {static_cast<std::int32_t>(random() % 3), static_cast<std::int32_t>(random() % 2)}};
+    process.observe(point, std::sin(point.numbers[0]) + 0.5 * point.categories[0] + 0.1 * normal(random), 0.01 + 0.02 * (i % 3));
+  }
+  process.fit({.numbers = {0, 0, 0}, .categories = {0, 0}});
+  return process;
+}
+
+TEST(GaussianProcess, gradient_equals_finite_differences) {
+  const GaussianProcess process = mixed_process(25, 3);
+  std::mt19937_64 random(4);
+  std::uniform_real_distribution<double> uniform(-0.8, 0.8);
+  for (int round = 0; round < 10; ++round) {
+    std::vector<double> theta = process.parameters();
+    for (double& one : theta) one += uniform(random);
+    std::vector<double> gradient(theta.size());
+    EXPECT_TRUE(std::isfinite(process.log_posterior(theta, gradient)));
+    for (std::size_t i = 0; i < theta.size(); ++i) {
+      constexpr double step = 1e-5;
+      std::vector<double> high = theta;
+      std::vector<double> low = theta;
+      high[i] += step;
+      low[i] -= step;
+      const double difference = (process.log_posterior(high, {}) - process.log_posterior(low, {})) / (2 * step);
+      EXPECT_NEAR(gradient[i], difference, 1e-4 * std::max(1.0, std::abs(difference))) << "parameter " << i << " round " << round;
+    }
+  }
+}
+
+TEST(GaussianProcess, two_point_posterior_equals_the_formula_written_out) {
+  GaussianProcessOptions options = one_number();
+  options.prior_mean = [](const GaussianProcessPoint&) { return 0.0; };
+  options.evaluations_max = 1;
+  GaussianProcess process(options);
+  process.observe(at(0.0), 1.0, 0.1);
+  process.observe(at(0.4), -0.5, 0.2);
+  process.fit(at(0));
+  const std::vector<double> theta = process.parameters();
+  const double length = std::exp(theta[0]);
+  const double scale2 = (3.0 + 1.0 + 0.25) / 5.0;  // the standardisation: prior scale counts three times
+  const double signal = std::exp(theta[1]) * scale2;
+  const double noise = std::exp(theta[2]);
+  const double a = signal + noise * 0.1;
+  const double d = signal + noise * 0.2;
+  const double b = signal * matern(0.4 / length);
+  const double k1 = signal * matern(0.1 / length);
+  const double k2 = signal * matern(0.3 / length);
+  const double det = a * d - b * b;
+  const double mean = (k1 * (d * 1.0 - b * -0.5) + k2 * (-b * 1.0 + a * -0.5)) / det;
+  const double variance = signal - (k1 * (d * k1 - b * k2) + k2 * (-b * k1 + a * k2)) / det;
+  const Prediction prediction = process.predict(at(0.1));
+  EXPECT_NEAR(prediction.mean, mean, 1e-6);
+  EXPECT_NEAR(prediction.variance, variance, 1e-6);
+}
+
+TEST(GaussianProcess, learns_a_smooth_function_and_knows_what_it_does_not_know) {
+  GaussianProcess process(one_number());
+  for (int i = 0; i <= 20; ++i) process.observe(at(0.15 * i), std::sin(0.15 * i * 2), 1e-4);
+  process.fit(at(1));
+  ASSERT_TRUE(process.fitted());
+  for (double x = 0.1; x < 3; x += 0.17) EXPECT_NEAR(process.predict(at(x)).mean, std::sin(2 * x), 0.03);
+  EXPECT_GT(process.predict(at(10)).variance, 20 * process.predict(at(1.5)).variance);
+}
+
+TEST(GaussianProcess, categories_are_told_apart_when_they_differ_and_share_when_they_do_not) {
+  for (const double offset : {0.0, 3.0}) {
+    GaussianProcess process({.length_scales = {0.5}, .category_count = 1, .output_scale = 1.0});
+    for (int i = 0; i < 24; ++i) {
+      const std::int32_t category = i % 2;
+      process.observe({{0.1 * i}, {category}}, std::sin(0.3 * i) + (category == 1 ? offset * std::cos(0.9 * i) : 0.0), 1e-3);
+    }
+    process.fit({{1.0}, {0}});
+    const double correlation = 1 / (1 + std::exp(-process.parameters()[1]));
+    if (offset == 0) {
+      EXPECT_GT(correlation, 0.6);
+    } else {
+      EXPECT_LT(correlation, 0.5);
+    }
+  }
+}
+
+// B047
+TEST(GaussianProcess, one_point_twenty_times_is_one_certain_observation) {
+  GaussianProcess process(one_number());
+  for (int i = 0; i < 20; ++i) EXPECT_TRUE(process.observe(at(0.5), 2.0, 0.2));
+  EXPECT_EQ(process.observation_count(), 1u);
+  process.fit(at(0));
+  ASSERT_TRUE(process.fitted());
+  EXPECT_NEAR(process.predict(at(0.5)).mean, 2.0, 0.05);
+  EXPECT_LT(process.predict(at(0.5)).variance, 0.05);
+}
+
+TEST(GaussianProcess, one_point_with_different_values_is_their_weighted_mean) {
+  GaussianProcess process(one_number());
+  process.observe(at(0.5), 1.0, 0.1);
+  process.observe(at(0.5), 3.0, 0.1);
+  process.observe(at(0.5 + 1e-9), 2.0, 0.05);
+  EXPECT_EQ(process.observation_count(), 1u);
+  process.fit(at(0));
+  EXPECT_NEAR(process.predict(at(0.5)).mean, 2.0, 0.05);
+}
+
+TEST(GaussianProcess, near_points_without_noise_do_not_break_it) {
+  GaussianProcess process(one_number());
+  for (int i = 0; i < 60; ++i) process.observe(at(0.5 + 2e-6 * i), 1.0 + 0.01 * (i % 2), 0.0);
+  process.fit(at(0));
+  const Prediction prediction = process.predict(at(0.5));
+  EXPECT_TRUE(std::isfinite(prediction.mean));
+  EXPECT_TRUE(std::isfinite(prediction.variance));
+  EXPECT_NEAR(prediction.mean, 1.0, 0.1);
+}
+
+TEST(GaussianProcess, equal_values_everywhere_predict_that_value) {
+  GaussianProcess process(one_number());
+  for (int i = 0; i < 10; ++i) process.observe(at(i), 0.7, 0.01);
+  process.fit(at(0));
+  ASSERT_TRUE(process.fitted());
+  EXPECT_NEAR(process.predict(at(4.5)).mean, 0.7, 1e-6);
+  EXPECT_GT(process.predict(at(40)).variance, 0.01);
+}
+
+TEST(GaussianProcess, a_single_point_and_none_at_all_work) {
+  GaussianProcess process(one_number());
+  process.fit(at(0));
+  EXPECT_FALSE(process.fitted());
+  EXPECT_EQ(process.predict(at(0)).mean, 0.0);
+  EXPECT_EQ(process.predict(at(0)).variance, 1.0);
+  process.observe(at(1), 0.4, 0.01);
+  process.fit(at(0));
+  EXPECT_TRUE(process.fitted());
+  EXPECT_NEAR(process.predict(at(1)).mean, 0.4, 1e-6);
+}
+
+TEST(GaussianProcess, values_that_are_no_measurements_are_refused_and_counted) {
+  GaussianProcess process(one_number());
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const double infinity = std::numeric_limits<double>::infinity();
+  EXPECT_FALSE(process.observe(at(0), nan, 0.1));
+  EXPECT_FALSE(process.observe(at(0), infinity, 0.1));
+  EXPECT_FALSE(process.observe(at(0), 1e12, 0.1));
+  EXPECT_FALSE(process.observe(at(0), 1, nan));
+  EXPECT_FALSE(process.observe(at(0), 1, -1));
+  EXPECT_FALSE(process.observe(at(nan), 1, 0.1));
+  EXPECT_FALSE(process.observe({{1, 2}, {}}, 1, 0.1));
+  EXPECT_EQ(process.refused_count(), 7u);
+  EXPECT_EQ(process.observation_count(), 0u);
+}
+
+TEST(GaussianProcess, ten_thousand_observations_stay_bounded) {
+  GaussianProcess process({.length_scales = {0.5, 1, 1}, .category_count = 1, .output_scale = 1.0});
+  std::mt19937_64 random(1);
+  std::uniform_real_distribution<double> uniform(0, 10);
+  for (int i = 0; i < 10000; ++i) {
+    const double x = uniform(random);
+    process.observe({{x, uniform(random), uniform(random)}, {static_cast<std::int32_t>(random() % 4)}}, std::sin(x), 0.05);
+  }
+  EXPECT_EQ(process.observation_count(), 2048u);
+  process.fit({{5, 5, 5}, {0}});
+  EXPECT_EQ(process.fitted_count(), 128u);
+  EXPECT_TRUE(process.fitted());
+}
+
+TEST(GaussianProcess, one_outlier_of_stated_noise_does_not_ban_its_neighbourhood) {
+  GaussianProcess process(one_number());
+  for (int i = 0; i < 8; ++i) process.observe(at(0.2 * i), 1.0, 0.02);
+  process.observe(at(0.7), -2.0, 0.5);
+  process.fit(at(0));
+  EXPECT_GT(process.predict(at(0.75)).mean, 0.6);
+}
+
+TEST(GaussianProcess, prior_mean_is_followed_where_there_is_no_data) {
+  GaussianProcessOptions options = one_number();
+  options.prior_mean = [](const GaussianProcessPoint& point) { return point.numbers[0]; };
+  GaussianProcess process(options);
+  process.observe(at(0), 0.3, 0.001);
+  process.fit(at(0));
+  EXPECT_NEAR(process.predict(at(50)).mean, 50, 1e-6);
+  EXPECT_NEAR(process.predict(at(0)).mean, 0.3, 0.05);
+}
+
+TEST(GaussianProcess, same_data_same_bits) {
+  const GaussianProcess a = mixed_process(40, 9);
+  const GaussianProcess b = mixed_process(40, 9);
+  const GaussianProcessPoint point{{0.1, 0.2, 0.3}, {1, 1}};
+  EXPECT_EQ(a.predict(point).mean, b.predict(point).mean);
+  EXPECT_EQ(a.predict(point).variance, b.predict(point).variance);
+}
+
+TEST(Acquisition, expected_improvement_equals_a_brute_force_mean) {
+  std::mt19937_64 random(5);
+  std::normal_distribution<double> normal(0.3, 0.7);
+  double sum = 0;
+  constexpr int count = 400000;
+  for (int i = 0; i < count; ++i) sum += std::max(0.0, normal(random) - 0.8);
+  EXPECT_NEAR(expected_improvement({0.3, 0.49}, 0.8), sum / count, 0.002);
+  EXPECT_EQ(expected_improvement({1.0, 0.0}, 0.4), 0.6);
+  EXPECT_EQ(expected_improvement({0.2, 0.0}, 0.4), 0.0);
+  EXPECT_NEAR(probability_at_least({1.0, 4.0}, 1.0), 0.5, 1e-12);
+}
+
+TEST(Acquisition, a_candidate_that_is_likely_unsafe_is_not_picked) {
+  GaussianProcess score(one_number());
+  GaussianProcess attainment(one_number());
+  for (int i = 0; i < 12; ++i) {
+    score.observe(at(0.25 * i), 0.25 * i, 1e-3);
+    attainment.observe(at(0.25 * i), i < 6 ? 2.0 : 0.0, 1e-3);
+  }
+  score.fit(at(1));
+  attainment.fit(at(1));
+  const std::vector<GaussianProcessPoint> candidates{at(0.2), at(1.1), at(2.7)};
+  EXPECT_EQ(pick_best(score, attainment, candidates, {.best = 0})->index, 2u);
+  EXPECT_EQ(pick_best(score, attainment, candidates, {.best = 0, .floor = 1.5})->index, 1u);
+  EXPECT_FALSE(pick_best(score, attainment, {}, {.best = 0}).has_value());
+}
+
+}  // namespace
+}  // namespace rubato::tuner
