@@ -143,7 +143,8 @@ std::optional<KnobValues> Search::opening(const KnobValues& incumbent) {
     if (number == 0) {
       knobs.priority_policy = PriorityPolicy::Deadline;
     } else {
-      const std::optional<double> budget = number == 1 ? stepped_budget(incumbent) : middle_budget(incumbent);
+      knobs.priority_policy = opening_policy(incumbent);
+      const std::optional<double> budget = number == 1 ? stepped_budget(incumbent) : middle_budget(knobs);
       if (!budget) continue;
       knobs.max_num_batched_tokens = static_cast<std::int32_t>(std::clamp(*budget, 1.0, 1e6));
       // A small budget must not be pushed up again by the sequences it would have to hold.
@@ -157,25 +158,39 @@ std::optional<KnobValues> Search::opening(const KnobValues& incumbent) {
   return std::nullopt;
 }
 
+/// The incumbent's, but no budget is looked for under PrefillFirst where another may be had: it is the worst nearly everywhere.
+PriorityPolicy Search::opening_policy(const KnobValues& incumbent) const {
+  if (incumbent.priority_policy != PriorityPolicy::PrefillFirst || !legal_.space().priority_policy_free) {
+    return incumbent.priority_policy;
+  }
+  const auto& choices = legal_.space().knobs.priority_policy.choices;
+  for (const PriorityPolicy policy : {PriorityPolicy::ShortestFirst, PriorityPolicy::DecodeFirst}) {
+    if (std::find(choices.begin(), choices.end(), policy) != choices.end()) return policy;
+  }
+  return incumbent.priority_policy;
+}
+
 std::optional<double> Search::stepped_budget(const KnobValues& incumbent) const {
   const Evidence known = evidence(incumbent);
   return incumbent.max_num_batched_tokens * (gaps_missed(known, options_.objectives) ? 1.0 / opening_step : opening_step);
 }
 
 /// Between the largest budget under which gaps are kept but first tokens missed and the smallest one under which gaps are missed.
-std::optional<double> Search::middle_budget(const KnobValues& incumbent) const {
-  const double none = std::numeric_limits<double>::infinity();
+std::optional<double> Search::middle_budget(const KnobValues& like) const {
+  constexpr double none = std::numeric_limits<double>::infinity();
   double low = 0;
   double high = none;
+  const auto alike = [&](const Told& one) {
+    return one.knobs.priority_policy == like.priority_policy && one.knobs.mode == like.mode;
+  };
   for (const Told& one : told_) {
-    if (one.knobs.priority_policy != incumbent.priority_policy || one.knobs.mode != incumbent.mode) continue;
-    const double budget = one.knobs.max_num_batched_tokens;
-    if (gaps_missed(one.evidence, options_.objectives)) high = std::min(high, budget);
+    if (alike(one) && gaps_missed(one.evidence, options_.objectives)) {
+      high = std::min<double>(high, one.knobs.max_num_batched_tokens);
+    }
   }
   for (const Told& one : told_) {
-    if (one.knobs.priority_policy != incumbent.priority_policy || one.knobs.mode != incumbent.mode) continue;
     const double budget = one.knobs.max_num_batched_tokens;
-    if (!gaps_missed(one.evidence, options_.objectives) && budget < high) low = std::max(low, budget);
+    if (alike(one) && !gaps_missed(one.evidence, options_.objectives) && budget < high) low = std::max(low, budget);
   }
   if (high == none) return std::nullopt;  // gaps are no trouble: nothing to find the middle of
   return low > 0 ? std::sqrt(low * high) : high / opening_step;

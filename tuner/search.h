@@ -88,7 +88,8 @@ class Search {
   [[nodiscard]] std::optional<KnobValues> remembered(const KnobValues& incumbent) const;
   [[nodiscard]] std::optional<KnobValues> opening(const KnobValues& incumbent);
   [[nodiscard]] std::optional<double> stepped_budget(const KnobValues& incumbent) const;
-  [[nodiscard]] std::optional<double> middle_budget(const KnobValues& incumbent) const;
+  [[nodiscard]] std::optional<double> middle_budget(const KnobValues& like) const;
+  [[nodiscard]] PriorityPolicy opening_policy(const KnobValues& incumbent) const;
   [[nodiscard]] std::optional<Proposal> improvement(const KnobValues& incumbent, const std::vector<KnobValues>& untried);
   void fit();
   [[nodiscard]] std::vector<KnobValues> untried(const KnobValues& incumbent) const;

@@ -117,8 +117,9 @@ TEST(SearchSlow, a_day_of_moving_load_beats_the_initial_setting_and_stays_bounde
     constexpr int windows = 960;  // four hours
     for (int i = 0; i < windows; ++i) {
       if (i % 60 == 0) {
-        load.rate = 2.0 + static_cast<double>(random() % 70) / 10.0;
-        load.prompt = 300.0 + static_cast<double>(random() % 900);
+        // Long prompts want large chunks, many decodes small ones; the load stays just servable.
+        load.prompt = 300.0 + static_cast<double>(random() % 2700);
+        load.rate = (3500.0 + static_cast<double>(random() % 7000)) / load.prompt;
         load.output = 30.0 + static_cast<double>(random() % 60);
       }
       loop.step(load);
