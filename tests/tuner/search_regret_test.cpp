@@ -68,7 +68,7 @@ Regret run(const Start& start, std::uint64_t seed, bool by_process) {
   return regret;
 }
 
-TEST(SearchSlow, process_search_beats_random_search_in_regret) {
+TEST(SearchRegret, process_search_beats_random_search_in_regret) {
   const std::vector<Start> starts{
       {{.rate = 8, .prompt = 1200, .output = 60},
        {.max_num_batched_tokens = 4096, .max_num_seqs = 64, .priority_policy = PriorityPolicy::DecodeFirst},
@@ -101,7 +101,7 @@ TEST(SearchSlow, process_search_beats_random_search_in_regret) {
   }
 }
 
-TEST(SearchSlow, a_day_of_moving_load_beats_the_initial_setting_and_stays_bounded) {
+TEST(SearchRegret, a_day_of_moving_load_beats_the_initial_setting_and_stays_bounded) {
   double tuned = 0;
   double fixed = 0;
   for (std::uint64_t seed = 1; seed <= 5; ++seed) {
