@@ -43,6 +43,7 @@ void insert_top(std::vector<TokenLogprob>& top, std::size_t count, TokenLogprob 
 
 /// The count largest logits, best first, as raw logits for now.
 void collect_top(std::span<const float> logits, std::size_t count, std::vector<TokenLogprob>& top) {
+  if (count == 0) return;
   constexpr std::size_t stretch = 64;
   for (std::size_t begin = 0; begin < logits.size(); begin += stretch) {
     const auto part = logits.subspan(begin, std::min(stretch, logits.size() - begin));

@@ -22,12 +22,12 @@ struct SamplingParameters {
   double presence_penalty = 0.0;
   double frequency_penalty = 0.0;
   double repetition_penalty = 1.0;  // > 0; covers prompt and output, the other two output alone
-  std::vector<std::pair<TokenId, float>> logit_bias;
+  std::vector<std::pair<TokenId, float>> logit_bias{};
   std::uint64_t seed = 0;
   std::int32_t max_new_tokens = 16;  // >= 1
   std::int32_t min_new_tokens = 0;   // end tokens are masked until then
   bool ignore_eos = false;
-  std::vector<TokenId> stop_token_ids;  // beside the model's own end tokens
+  std::vector<TokenId> stop_token_ids{};  // beside the model's own end tokens
   std::int32_t top_logprobs = -1;       // -1: none wanted; 0: the chosen token's alone; n: the n best as well (at most 20)
 };
 
@@ -40,7 +40,7 @@ struct TokenLogprob {
 struct Sample {
   TokenId token = 0;
   float logprob = 0;              // only when wanted
-  std::vector<TokenLogprob> top;  // best first; capacity reserved ahead
+  std::vector<TokenLogprob> top{};  // best first; capacity reserved ahead
 };
 
 /// The per-sequence state that sampling needs: how often each token occurred. Owned by the lane, read by the backend within a

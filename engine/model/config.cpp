@@ -178,7 +178,7 @@ void check_window(JsonObject& json, const Family& family, const ModelConfig& con
   const bool stated = json.has("sliding_window");
   const bool switched_off = family.has_window_switch && !json.boolean("use_sliding_window", false);
   const std::int32_t window = stated ? json.integer("sliding_window", position_range, 0) : family.sliding_window;
-  if (switched_off || window == 0 || window >= config.max_position) return;
+  if (switched_off || json.is_null("sliding_window") || window == 0 || window >= config.max_position) return;
   if (family.has_window_switch && json.integer("max_window_layers", {.min = 0, .max = 4096}, 28) >= config.layers) return;
   json.refuse("sliding_window", std::to_string(window) + (stated ? "" : " (the default when the key is absent)") +
                                     " is below max_position_embeddings, " + std::to_string(config.max_position) +

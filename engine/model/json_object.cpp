@@ -70,6 +70,11 @@ const nlohmann::json* JsonObject::find(const char* key) const {
   return found == object_.end() || found->is_null() ? nullptr : &*found;
 }
 
+bool JsonObject::is_null(const char* key) const {
+  const auto found = object_.find(key);
+  return found != object_.end() && found->is_null();
+}
+
 bool JsonObject::has(const char* key) const {
   return find(key) != nullptr;
 }

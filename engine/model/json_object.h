@@ -38,6 +38,7 @@ class JsonObject {
 
   /// Absent and null both count as not there.
   [[nodiscard]] bool has(const char* key) const;
+  [[nodiscard]] bool is_null(const char* key) const;                // there, and null
   [[nodiscard]] const nlohmann::json* find(const char* key) const;  // null when not there
 
   [[nodiscard]] std::int32_t integer(const char* key, IntegerRange range);  // must be there

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// A backend that costs nothing, for tests of what surrounds one. Its KV blocks hold the tokens themselves, and the next token's
+// logits are a hash of the whole history as read back through the block table: a wrong block, a wrong position, a lost or foreign
+// token, or a read of memory that was never written changes every later token.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/backend.h"
+#include "manifests/settings.h"
+
+namespace rubato::test {
+
+inline constexpr std::int32_t fake_vocabulary = 96;
+inline constexpr TokenId fake_end_token = 2;
+/// A prompt that begins with this token produces logits that are not finite once its history is fake_bad_length tokens long.
+inline constexpr TokenId fake_bad_token = 95;
+inline constexpr std::size_t fake_bad_length = 20;
+
+/// The fake model: logits after history. Greedy output ends by itself after about 40 tokens.
+inline void fake_logits(std::span<const TokenId> history, std::span<float> logits) {
+  std::uint64_t hash = 0xCBF29CE484222325U;
+  for (std::size_t i = 0; i < history.size(); ++i)
+    hash = (hash ^ (static_cast<std::uint64_t>(history[i]) + 131 * i)) * 0x100000001B3U;
+  for (float& logit : logits) {
+    hash ^= hash >> 29;
+    hash *= 0xBF58476D1CE4E5B9U;
+    logit = static_cast<float>(hash >> 40) * (4.0F / (1 << 24));
+  }
+  if (history.front() == fake_bad_token && history.size() >= fake_bad_length) logits[7] = std::numeric_limits<float>::quiet_NaN();
+}
+
+class FakeBackend final : public engine::Backend {
+ public:
+  struct Options {
+    std::int32_t block_count = 0;
+    std::optional<std::uint64_t> fails_at_run;  // 1-based
+  };
+
+  explicit FakeBackend(const Options& options)
+      : options_(options), cells_(static_cast<std::size_t>(options.block_count) * kv_block_tokens, poison) {
+    config_.architecture = "LlamaForCausalLM";
+    config_.vocabulary = fake_vocabulary;
+    config_.end_tokens = {fake_end_token};
+  }
+
+  [[nodiscard]] Result<void> run(std::span<const engine::StepRow> rows, engine::StepResult& result) override {
+    ++run_count;
+    if (broken_ || options_.fails_at_run == run_count) {
+      broken_ = true;
+      return unexpected(ErrorCode::Internal, "the fake device broke");
+    }
+    tokens_in_run = 0;
+    for (const engine::StepRow& row : rows) {
+      tokens_in_run += static_cast<std::int32_t>(row.tokens.size());
+      for (std::size_t i = 0; i < row.tokens.size(); ++i) cell(row, static_cast<std::size_t>(row.position) + i) = row.tokens[i];
+    }
+    result.sample_valid.clear();
+    result.logits.clear();
+    std::size_t count = 0;
+    for (const engine::StepRow& row : rows) {
+      if (row.sampling == nullptr) continue;
+      if (result.samples.size() == count) result.samples.emplace_back();
+      history_.clear();
+      const std::size_t length = static_cast<std::size_t>(row.position) + row.tokens.size();
+      for (std::size_t i = 0; i < length; ++i) {
+        history_.push_back(cell(row, i));
+        if (history_.back() == poison) ++poison_reads;
+      }
+      fake_logits(history_, logits_);
+      if (capture_) result.logits.insert(result.logits.end(), logits_.begin(), logits_.end());
+      result.sample_valid.push_back(
+          row.sampling->sample(logits_, static_cast<std::int64_t>(length), config_.end_tokens, result.samples[count++]));
+    }
+    return {};
+  }
+
+  void capture_logits(bool on) override { capture_ = on; }
+  void released(std::span<const BlockId> blocks) override {
+    for (const BlockId block : blocks) {
+      const auto begin = cells_.begin() + std::ptrdiff_t{block.value} * kv_block_tokens;
+      std::fill(begin, begin + kv_block_tokens, poison);
+      ++released_count;
+    }
+  }
+  [[nodiscard]] const engine::ModelConfig& config() const override { return config_; }
+  [[nodiscard]] std::string description() const override { return "fake"; }
+
+  /// True when no block holds a token: everything that was written has been released.
+  [[nodiscard]] bool all_dead() const {
+    return std::all_of(cells_.begin(), cells_.end(), [](TokenId token) { return token == poison; });
+  }
+
+  std::uint64_t run_count = 0;
+  std::int32_t tokens_in_run = 0;
+  std::int64_t poison_reads = 0;
+  std::int64_t released_count = 0;
+
+ private:
+  static constexpr TokenId poison = -1;
+
+  TokenId& cell(const engine::StepRow& row, std::size_t position) {
+    const auto block = static_cast<std::size_t>(row.blocks[position / kv_block_tokens].value);
+    return cells_.at(block * kv_block_tokens + position % kv_block_tokens);
+  }
+
+  Options options_;
+  engine::ModelConfig config_;
+  std::vector<TokenId> cells_;
+  std::vector<TokenId> history_;
+  std::vector<float> logits_ = std::vector<float>(fake_vocabulary);
+  bool capture_ = false;
+  bool broken_ = false;
+};
+
+/// What a request must yield on the fake model, worked out without lane, scheduler or blocks.
+struct FakeAnswer {
+  std::vector<TokenId> tokens;
+  std::vector<float> logprobs;
+  bool stopped = false;  // by an end token or a stop token id, which is the last of tokens
+  bool failed = false;
+};
+
+inline FakeAnswer fake_answer(std::span<const TokenId> prompt, const engine::SamplingParameters& parameters) {
+  FakeAnswer answer;
+  const std::vector<TokenId> ends{fake_end_token};
+  engine::SamplingState state(parameters, prompt, fake_vocabulary);
+  std::vector<TokenId> history(prompt.begin(), prompt.end());
+  std::vector<float> logits(fake_vocabulary);
+  engine::Sample sample;
+  while (state.generated_count() < parameters.max_new_tokens && !answer.stopped) {
+    fake_logits(history, logits);
+    if (!state.sample(logits, static_cast<std::int64_t>(history.size()), ends, sample)) {
+      answer.failed = true;
+      break;
+    }
+    state.append(sample.token);
+    history.push_back(sample.token);
+    answer.tokens.push_back(sample.token);
+    answer.logprobs.push_back(sample.logprob);
+    const auto& stops = parameters.stop_token_ids;
+    answer.stopped = (sample.token == fake_end_token && !parameters.ignore_eos) ||
+                     std::find(stops.begin(), stops.end(), sample.token) != stops.end();
+  }
+  return answer;
+}
+
+}  // namespace rubato::test
