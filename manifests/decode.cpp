@@ -222,7 +222,8 @@ void Decoder::value(const Node& node, std::vector<Value>& target, const ListOf<I
     const std::size_t errors_before = errors.size();
     Value item{};
     value(node.items[i], item, rule.item, item_path);
-    if (errors.size() == errors_before && std::find(values.begin(), values.end(), item) != values.end()) {
+    if (errors.size() != errors_before) continue;
+    if (std::find(values.begin(), values.end(), item) != values.end()) {
       errors.push_back({.fault = Fault::Duplicate,
                         .field = item_path,
                         .found = shown(node.items[i]),

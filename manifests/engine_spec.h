@@ -106,13 +106,13 @@ struct TuningSpec {
 
 /// Knobs pinned by a person. A pinned knob is never tuned. expires_after counts from when the override was set.
 struct OverrideSpec {
-  std::optional<std::int32_t> max_num_batched_tokens;
-  std::optional<PriorityPolicy> priority_policy;
-  std::optional<std::int32_t> deadline_margin;
-  std::optional<std::int32_t> max_num_seqs;
-  std::optional<Mode> mode;
-  std::optional<std::int32_t> prefill_share;
-  std::optional<Duration> expires_after;
+  std::optional<std::int32_t> max_num_batched_tokens{};
+  std::optional<PriorityPolicy> priority_policy{};
+  std::optional<std::int32_t> deadline_margin{};
+  std::optional<std::int32_t> max_num_seqs{};
+  std::optional<Mode> mode{};
+  std::optional<std::int32_t> prefill_share{};
+  std::optional<Duration> expires_after{};
 
   friend bool operator==(const OverrideSpec&, const OverrideSpec&) = default;
 };

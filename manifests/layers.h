@@ -55,9 +55,9 @@ struct PatchedLayer {
 struct Layers {
   EngineSpec file;
   ApiLayer api = ApiLayer::object();
-  Duration file_set_at{};           // when the file's override came into force
-  Duration api_override_set_at{};   // when the API's override was last patched
-  std::optional<KnobValues> tuned;  // the tuner's last word
+  Duration file_set_at{};             // when the file's override came into force
+  Duration api_override_set_at{};     // when the API's override was last patched
+  std::optional<KnobValues> tuned{};  // the tuner's last word
 };
 
 struct KnobOrigin {
