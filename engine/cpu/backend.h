@@ -8,8 +8,8 @@
 
 namespace rubato::engine {
 
-/// Takes all memory and repacks the weights; the source may be closed afterwards. Errors: a missing or misshapen tensor (named), memory
-/// that cannot be had (with the bytes asked for), an option out of range.
+/// Takes all memory and repacks the weights; the source may be closed afterwards. Errors: a missing or misshapen tensor (named),
+/// memory that cannot be had (with the bytes asked for), an option out of range.
 [[nodiscard]] Result<std::unique_ptr<Backend>> make_cpu_backend(const ModelConfig& config, WeightSource& weights,
                                                                 const BackendOptions& options);
 

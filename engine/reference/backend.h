@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scalar reference backend: the executable specification of the model. Slow, single-threaded, free of SIMD, and written to be read.
+// The scalar reference backend: the executable specification of the model. Slow, single-threaded, free of SIMD, and written to be
+// read.
 #pragma once
 
 #include <memory>

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels of the CPU backend as tables of functions, one table per instruction set and element type. Each function does one
+// task of an operation on one thread; ops.cpp cuts operations into tasks. All text with SIMD stays inside kernels*.cpp and
+// kernels-inl.h.
+//
+// Memory is counted in cells of 4 bytes: one F32 element, or a pair of BF16 elements that are adjacent along the summed axis. 16
+// cells are one lane group; sums run in lanes, cell after cell, so their order depends on nothing but the length.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "engine/model/weights.h"
+#include "policies/ids.h"
+
+namespace rubato::engine::cpu {
+
+inline constexpr std::int32_t group_columns = 16;       // lanes that every kernel computes with, whatever the vector width
+inline constexpr std::int32_t attention_tile = 64;      // cache positions per softmax tile, at absolute multiples
+inline constexpr std::int32_t attention_rows_max = 64;  // (token, head) pairs of one attention task
+
+/// y(rows, columns of one panel) = x W^T. A panel holds panel_columns outputs: [cell][panel_columns].
+struct LinearTask {
+  const std::uint32_t* panel = nullptr;
+  const float* bias = nullptr;  // (panel_columns), null for none; Plain only
+  const void* x = nullptr;      // rows of cells; the cell past an odd length is zero in x and panel
+  std::int64_t x_stride = 0;    // cells
+  std::int32_t rows = 0;
+  std::int32_t cells = 0;
+  void* out = nullptr;          // F32 for Plain, elements for Swiglu
+  std::int64_t out_stride = 0;  // elements
+  std::int32_t out_groups = 0;  // lane groups of out that exist from here on
+  float* partial = nullptr;     // (rows, panel_columns) of scratch
+};
+
+struct NormTask {
+  float* x = nullptr;
+  const float* delta = nullptr;  // added to x first; null for none
+  const float* weight = nullptr;
+  float epsilon = 0;
+  std::int32_t columns = 0;
+  std::int32_t groups = 0;  // of x, delta, weight, out; zero past columns
+  void* out = nullptr;
+};
+
+/// Where one KV head's keys and values of a block lie: keys [cell of head][token], values [cell of tokens][head element].
+struct HeadLayout {
+  std::int32_t heads = 0;
+  std::int32_t kv_heads = 0;
+  std::int32_t head_size = 0;
+  std::int64_t value_offset = 0;  // cells from a head's keys to its values
+  std::int64_t head_stride = 0;   // cells
+  std::int64_t block_stride = 0;  // cells
+};
+
+/// One token.
+struct RopeTask {
+  HeadLayout layout;
+  float* qkv = nullptr;            // overwritten
+  const float* cosines = nullptr;  // (head_size / 2) of the token's position
+  const float* sines = nullptr;
+  const float* query_norm = nullptr;  // (head_size), null for none
+  const float* key_norm = nullptr;
+  float epsilon = 0;
+  void* query = nullptr;           // (heads * head_size) elements
+  std::uint32_t* block = nullptr;  // the token's block in this layer's cache
+  std::int32_t slot = 0;           // 0 .. kv_block_tokens-1
+};
+
+/// Scratch of one worker.
+struct AttentionScratch {
+  float* scores = nullptr;           // (attention_rows_max, attention_tile)
+  std::uint32_t* weights = nullptr;  // the same shape, as elements
+  float* sums = nullptr;             // (attention_rows_max, head_size rounded up to lane groups): values weighted so far
+};
+
+/// Some consecutive tokens of one sequence against one KV head, and some of the query heads that share it.
+struct AttentionTask {
+  HeadLayout layout;
+  const std::uint32_t* cache = nullptr;  // this layer's blocks
+  const BlockId* blocks = nullptr;       // the sequence's block table
+  std::int32_t kv_head = 0;
+  std::int32_t first_head = 0;  // query heads first_head .. first_head + head_count - 1
+  std::int32_t head_count = 0;
+  std::int32_t tokens = 0;        // tokens * head_count <= attention_rows_max
+  std::int32_t position = 0;      // of the first token
+  const void* query = nullptr;    // row of the first token
+  std::int64_t query_stride = 0;  // elements
+  void* out = nullptr;
+  std::int64_t out_stride = 0;
+  AttentionScratch scratch;
+};
+
+/// Which table: Portable is Highway at the best instruction set found; Bfloat16Dot needs AVX-512 BF16.
+enum class KernelPath : std::uint8_t { Portable, Bfloat16Dot };
+
+struct Kernels {
+  const char* name = "";           // `avx512_bf16`, `AVX2`
+  std::int32_t panel_columns = 0;  // outputs side by side in a panel
+  std::int32_t elements_per_cell = 1;
+  void (*linear)(const LinearTask&) = nullptr;
+  void (*linear_swiglu)(const LinearTask&) = nullptr;
+  void (*norm)(const NormTask&) = nullptr;
+  void (*rope)(const RopeTask&) = nullptr;
+  void (*attention)(const AttentionTask&) = nullptr;
+};
+
+/// Paths that this machine can run for dtype, best first.
+[[nodiscard]] std::vector<KernelPath> kernel_paths(DataType dtype);
+[[nodiscard]] Kernels kernels_of(KernelPath path, DataType dtype);
+
+// Private to kernels*.cpp.
+[[nodiscard]] bool bfloat16_dot_supported();
+[[nodiscard]] Kernels bfloat16_dot_kernels();
+
+}  // namespace rubato::engine::cpu

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// The Backend shared by every Ops whose memory is the host's: flattens a step's rows, runs the model and samples. The arithmetic
+// is its Ops'; the layers are the model's.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/backend.h"
+#include "engine/models/llama.h"
+#include "engine/ops.h"
+
+namespace rubato::engine {
+
+/// Ops in host memory: Matrix::data of an Accumulator is float*, readable between operations.
+class HostOps : public Ops {
+ public:
+  /// Calls body once for each of 0 .. count-1, possibly on several threads, and returns when all are done.
+  virtual void for_each(std::int32_t count, const std::function<void(std::int32_t)>& body) = 0;
+};
+
+/// InvalidArgument when an option is out of range or config's shapes contradict each other.
+[[nodiscard]] Result<void> check_backend_options(const ModelConfig& config, const BackendOptions& options);
+
+class HostBackend final : public Backend {
+ public:
+  /// options have been checked. May throw std::bad_alloc: the callers are the edge.
+  [[nodiscard]] static Result<std::unique_ptr<Backend>> make(const ModelConfig& config, WeightSource& weights,
+                                                             const BackendOptions& options, std::unique_ptr<HostOps> ops,
+                                                             std::string description);
+
+  [[nodiscard]] Result<void> run(std::span<const StepRow> rows, StepResult& result) override;
+  void capture_logits(bool on) override { capture_logits_ = on; }
+  void released(std::span<const BlockId> blocks) override;
+  [[nodiscard]] const ModelConfig& config() const override { return config_; }
+  [[nodiscard]] std::string description() const override { return description_; }
+
+ private:
+  HostBackend(const ModelConfig& config, const BackendOptions& options, std::unique_ptr<HostOps> ops, LlamaModel model,
+              std::string description);
+  void flatten(std::span<const StepRow> rows);
+  void check_row(const StepRow& row) const;
+  void sample_row(std::int32_t index);
+
+  ModelConfig config_;
+  BackendOptions options_;
+  std::unique_ptr<HostOps> ops_;
+  LlamaModel model_;
+  std::string description_;
+  bool capture_logits_ = false;
+
+  // Of the step that is running.
+  std::vector<TokenId> tokens_;
+  std::vector<SequenceSpan> sequences_;
+  std::vector<std::int32_t> selected_;  // index in tokens_ of each sampling row's last token
+  std::vector<const StepRow*> sampling_rows_;
+  std::vector<char> valid_;  // vector<bool> cannot be written by several threads
+  Matrix logits_;
+  StepResult* result_ = nullptr;
+  std::function<void(std::int32_t)> sample_row_;  // made once: run() allocates nothing
+};
+
+}  // namespace rubato::engine

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// The scalar Ops: each operation as its formula, one loop after another, in F32. What every other implementation is tested
+// against.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "engine/models/host_backend.h"
+
+namespace rubato::engine {
+
+class ReferenceOps final : public HostOps {
+ public:
+  /// Weights are rounded to dtype on load and widened again; everything else is F32.
+  explicit ReferenceOps(DataType dtype) : dtype_(dtype) {}
+
+  Result<Matrix> allocate(std::int32_t rows, std::int32_t columns, Format format) override;
+  Result<LinearId> make_linear(const LinearShape& shape) override;
+  void load_rows(LinearId id, std::int32_t first_output, const TensorView& rows) override;
+  void load_bias(LinearId id, std::int32_t first_output, const TensorView& bias) override;
+  Result<NormId> make_norm(const TensorView& weight) override;
+  Result<void> make_cache(const AttentionShape& shape, std::span<const float> cosines, std::span<const float> sines) override;
+
+  void embed(LinearId table, std::span<const TokenId> tokens, const Matrix& out) override;
+  void rms_norm(const Matrix& x, NormId weight, float epsilon, const Matrix& out) override;
+  void add_rms_norm(const Matrix& x, const Matrix& delta, NormId weight, float epsilon, const Matrix& out) override;
+  void linear(LinearId id, const Matrix& x, const Matrix& out) override;
+  void rope_and_store(const Matrix& qkv, std::int32_t layer, std::span<const SequenceSpan> sequences,
+                      const std::optional<QueryKeyNorm>& norm, const Matrix& out) override;
+  void attention(const Matrix& query, std::int32_t layer, std::span<const SequenceSpan> sequences, const Matrix& out) override;
+  void gather_rows(const Matrix& x, std::span<const std::int32_t> rows, const Matrix& out) override;
+  void read(const Matrix& x, std::span<float> out) const override;
+  void poison(std::span<const BlockId> blocks) override;
+  void for_each(std::int32_t count, const std::function<void(std::int32_t)>& body) override;
+
+ private:
+  struct Linear {
+    LinearShape shape;
+    std::vector<float> weights;  // (outputs, inputs)
+    std::vector<float> bias;     // (outputs)
+  };
+
+  void rotate(float* head, std::int32_t position) const;
+  void attend(const float* query, std::int32_t layer, std::int32_t kv_head, std::int32_t position,
+              std::span<const BlockId> blocks, float* out);
+  /// First of head_size floats of one token's key (value) in one layer's cache.
+  [[nodiscard]] std::size_t slot(std::int32_t layer, std::int32_t kv_head, std::int32_t position,
+                                 std::span<const BlockId> blocks) const;
+
+  DataType dtype_;
+  std::deque<std::vector<float>> matrices_;
+  std::vector<Linear> linears_;
+  std::vector<std::vector<float>> norms_;
+  AttentionShape shape_;
+  std::vector<float> cosines_;
+  std::vector<float> sines_;
+  std::vector<float> keys_;    // (layers, blocks, slots, kv_heads, head_size)
+  std::vector<float> values_;  // the same
+  std::vector<float> scores_;  // (max_position)
+};
+
+}  // namespace rubato::engine

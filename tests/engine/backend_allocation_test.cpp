@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// A step takes no memory: every call of operator new in this program is counted, on every thread.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+#include "engine/cpu/backend.h"
+#include "tests/engine/backend_harness.h"
+
+namespace {
+
+std::atomic<std::int64_t> allocation_count{0};
+
+}  // namespace
+
+void* operator new(std::size_t size) {
+  allocation_count.fetch_add(1, std::memory_order_relaxed);
+  if (void* memory = std::malloc(size == 0 ? 1 : size)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept {
+  std::free(memory);
+}
+
+namespace rubato::engine {
+namespace {
+
+TEST(BackendAllocation, a_step_allocates_nothing_once_the_result_has_grown) {
+  for (const DataType dtype : {DataType::Float32, DataType::BFloat16}) {
+    const ModelConfig config = named_configs()[4].config;
+    const std::unique_ptr<WeightSource> weights = make_synthetic_weights(config, 1, dtype);
+    const BackendOptions options{.dtype = dtype,
+                                 .block_count = 40,
+                                 .max_tokens_per_step = 260,
+                                 .max_rows = 8,
+                                 .max_model_len = 256,
+                                 .threads = 2,
+                                 .poison = true};
+    const std::unique_ptr<Backend> backend = make_cpu_backend(config, *weights, options).value();
+    const std::vector<Sequence> sequences = draw_sequences({100, 100, 30, 30}, config.vocabulary, 40, 1);
+    const SamplingState greedy({.temperature = 0.0}, {}, config.vocabulary);
+    std::vector<StepRow> rows;
+    for (const Sequence& sequence : sequences) {
+      rows.push_back({.position = 0, .tokens = sequence.tokens, .blocks = sequence.blocks, .sampling = &greedy});
+    }
+    StepResult result;
+    ASSERT_TRUE(backend->run(std::span(rows).first(1), result));
+    ASSERT_TRUE(backend->run(rows, result));  // the full-sized step
+    std::vector<StepRow> decodes;
+    for (const Sequence& sequence : sequences) {
+      decodes.push_back(
+          {.position = 29, .tokens = std::span(sequence.tokens).subspan(29, 1), .blocks = sequence.blocks, .sampling = &greedy});
+    }
+    const std::int64_t before = allocation_count.load();
+    ASSERT_TRUE(backend->run(rows, result));
+    ASSERT_TRUE(backend->run(decodes, result));
+    ASSERT_TRUE(backend->run(std::span(decodes).first(1), result));
+    ASSERT_TRUE(backend->run(rows, result));
+    backend->released(sequences[0].blocks);
+    EXPECT_EQ(allocation_count.load() - before, 0);
+  }
+}
+
+TEST(BackendAllocation, the_counter_counts) {
+  const std::int64_t before = allocation_count.load();
+  std::vector<int> memory(100);
+  EXPECT_EQ(memory[7], 0);
+  EXPECT_GT(allocation_count.load(), before);
+}
+
+}  // namespace
+}  // namespace rubato::engine
