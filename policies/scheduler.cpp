@@ -150,7 +150,7 @@ void Scheduler::State::complete(std::span<const RowOutcome> outcomes, TimePoint 
     } else if (sequence.pending) {
       leave_pending(slot);
       sequence.decode_gap = 0;
-      sequence.last_decode_step = plan.step_number;
+      sequence.decode_step_before = std::exchange(sequence.last_decode_step, plan.step_number);
     }
   }
   CHECK(next_outcome == outcomes.size(), "outcomes=", outcomes.size(), " sampling rows=", next_outcome);
@@ -164,7 +164,7 @@ void Scheduler::State::count_gaps() {
     Sequence& sequence = at(slot);
     if (sequence.preempted_now) continue;
     sequence.decode_gap = sequence.in_step ? 0 : sequence.decode_gap + 1;
-    if (sequence.in_step) sequence.last_decode_step = plan.step_number;
+    if (sequence.in_step) sequence.decode_step_before = std::exchange(sequence.last_decode_step, plan.step_number);
     decode_gap_steps_max = std::max(decode_gap_steps_max, sequence.decode_gap);
   }
   if (!oldest.ticket) return;

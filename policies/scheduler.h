@@ -152,6 +152,7 @@ class Scheduler {
 /// or its
 ///   rest if that is less, in at most so many steps in a row in which it could run: it was admitted, or could have been. After as
 ///   many steps in which it could not, nobody is admitted before it, so a stream of small requests cannot hold a large one out.
+/// A gap that grew under another policy beyond the bound of the present one does not grow further.
 /// Both hold as they stand while max_num_batched_tokens >= running decodes + min_prefill_quantum, which every edge checks for
 /// max_num_seqs. Below that (a core without such an edge, or while lowered settings drain) the quantum is
 /// min(min_prefill_quantum, max(1, budget / 2)) and decodes take turns: decode_steps grows by 2 * ceil(decodes / budget).

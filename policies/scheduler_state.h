@@ -20,25 +20,27 @@ namespace rubato::policies {
 /// Position in State::sequences; what SequenceIndex shows to the outside.
 using Slot = std::int32_t;
 
-struct Sequence {
+struct alignas(64) Sequence {
   enum class Place : std::uint8_t { Free, Waiting, Running };
 
-  SequenceRequest request;
+  // What a plan reads of every candidate comes first: with thousands waiting, one cache line each is most of its cost.
   Place place = Place::Free;
-  std::uint64_t ticket = 0;   // order of add(): the lower the older
-  std::int32_t known = 0;     // tokens: the prompt and what was sampled
-  std::int32_t computed = 0;  // of known: in the KV blocks
-  std::int32_t sampled = 0;
   bool pending = false;        // tokens to compute before it samples: it is a prefill. Otherwise it is a running decode
   bool in_step = false;        // has a row in the open plan
   bool preempted_now = false;  // by the open plan
+  std::int32_t known = 0;      // tokens: the prompt and what was sampled
+  std::int32_t computed = 0;   // of known: in the KV blocks
+  std::int32_t sampled = 0;
   TimePoint ttft_deadline;
-  TimePoint last_token;
-  TimePoint waiting_since;
+  std::uint64_t ticket = 0;  // order of add(): the lower the older
   std::uint64_t added_step = 0;
   std::uint64_t last_decode_step = 0;
-  std::int32_t decode_gap = 0;  // executed steps in a row without it
-  std::int32_t table = 0;       // block table, while Running
+  std::uint64_t decode_step_before = 0;  // the one before the last: breaks ties between those that were last served together
+  std::int32_t decode_gap = 0;           // executed steps in a row without it
+  std::int32_t table = 0;                // block table, while Running
+  TimePoint last_token;
+  TimePoint waiting_since;
+  SequenceRequest request;
 
   [[nodiscard]] std::int32_t remaining() const { return known - computed; }
   [[nodiscard]] SequenceLengths lengths() const {

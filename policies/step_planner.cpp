@@ -132,7 +132,8 @@ void StepPlanner::order_decodes(std::int32_t most) {
   std::nth_element(order.begin(), order.begin() + most, order.end(), [this](Slot left, Slot right) {
     const Sequence& a = state_.at(left);
     const Sequence& b = state_.at(right);
-    return a.last_decode_step != b.last_decode_step ? a.last_decode_step < b.last_decode_step : a.ticket < b.ticket;
+    if (a.last_decode_step != b.last_decode_step) return a.last_decode_step < b.last_decode_step;
+    return a.decode_step_before != b.decode_step_before ? a.decode_step_before < b.decode_step_before : a.ticket < b.ticket;
   });
   order.resize(static_cast<std::size_t>(most));
   std::sort(order.begin(), order.end(),

@@ -19,6 +19,8 @@ constexpr double forgetting = 0.985;               // about 65 steps of memory i
 constexpr double guess_seconds_per_token = 0.001;  // pessimistic for any machine worth serving on
 constexpr double prior_information = 1e-3;         // against about 1 to 10^4 for one real step
 constexpr double outlier_sigmas = 3.0;
+constexpr std::int32_t surprises_for_change = 4;  // at 1 % of independent outliers: once in 10^8 steps
+constexpr double fade_on_change = 0.7;
 constexpr double smallest_sigma = 0.01;  // of the duration; timers and caches alone are not better
 constexpr double largest_sigma = 1.0;
 
@@ -134,7 +136,13 @@ void StepTimeModel::observe(const StepFeatures& features, Duration duration) {
 
   const double sigma = std::clamp(std::sqrt(relative_variance_), smallest_sigma, largest_sigma);
   const double bound = outlier_sigmas * sigma;
-  const double weight = std::abs(error) > bound ? bound / std::abs(error) : 1.0;
+  const bool changed = speed_has_changed(error, bound);
+  const double weight = changed || std::abs(error) <= bound ? 1.0 : bound / std::abs(error);
+  if (changed) {
+    for (Vector& row : information_) {
+      for (double& value : row) value *= fade_on_change;
+    }
+  }
   learn(input, error, weight);
 
   // Clipped errors still widen the spread, so that a lasting change of speed stops being an outlier within some steps.
@@ -144,6 +152,17 @@ void StepTimeModel::observe(const StepFeatures& features, Duration duration) {
   const double weighted = (seconds - predicted) * weight;
   error_variance_ += rate * (weighted * weighted - error_variance_);
   ++observation_count_;
+}
+
+bool StepTimeModel::speed_has_changed(double relative_error, double bound) {
+  if (std::abs(relative_error) <= bound) {
+    surprises_ = 0;
+  } else if (relative_error > 0) {
+    surprises_ = std::min(std::max(surprises_, 0) + 1, surprises_for_change);
+  } else {
+    surprises_ = std::max(std::min(surprises_, 0) - 1, -surprises_for_change);
+  }
+  return std::abs(surprises_) == surprises_for_change;
 }
 
 void StepTimeModel::learn(const Vector& relative_input, double relative_error, double weight) {

@@ -56,12 +56,14 @@ class StepTimeModel {
 
  private:
   void learn(const Vector& relative_input, double relative_error, double weight);
+  [[nodiscard]] bool speed_has_changed(double relative_error, double bound);
 
   Vector estimate_{};      // per scaled feature, may be negative
   Matrix information_{};   // inverse covariance of estimate_, in units of the relative error
   Vector coefficients_{};  // per feature, the best non-negative ones
   double relative_variance_ = 0;
-  double error_variance_ = 0;  // seconds squared
+  std::int32_t surprises_ = 0;  // in a row: above zero for steps that took too long, below for too short ones
+  double error_variance_ = 0;   // seconds squared
   std::uint64_t observation_count_ = 0;
 };
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// One random life of a scheduler, from a seed: arrivals, cancels, tight pools, and settings that change under way, contradicting ones
-// included. The World checks every step.
+// One random life of a scheduler, from a seed: arrivals, cancels, tight pools, and settings that change under way, contradicting
+// ones included. The World checks every step.
 #pragma once
 
+#include <numeric>
 #include <random>
 #include <string>
 
@@ -15,10 +16,25 @@ struct PropertyOptions {
   PriorityPolicy policy = PriorityPolicy::Deadline;
   bool change_policy = false;
   std::int32_t steps = 0;
-  std::string executable;  // for the line that replays a failure
+  std::string executable;  // these two for the line that replays a failure
+  std::string test;
 };
 
+/// The seeds to run: those from first on, or the one that --gtest_random_seed names.
+inline std::vector<std::uint64_t> seeds_from(std::uint64_t first, std::uint64_t count) {
+  if (const auto chosen = GTEST_FLAG_GET(random_seed); chosen != 0) return {static_cast<std::uint64_t>(chosen)};
+  std::vector<std::uint64_t> seeds(count);
+  std::iota(seeds.begin(), seeds.end(), first);
+  return seeds;
+}
+
+inline std::string name_of_running_test() {
+  const testing::TestInfo& info = *testing::UnitTest::GetInstance()->current_test_info();
+  return std::string(info.test_suite_name()) + "." + info.name();
+}
+
 struct PropertyResult {
+  std::uint64_t steps = 0;
   std::uint64_t fingerprint = 0;
   std::uint64_t preemptions = 0;
   std::uint64_t cancels = 0;
@@ -42,14 +58,15 @@ inline PropertyResult run_random_life(const PropertyOptions& options) {
     KnobValues knobs;
     const std::int32_t kind = draw(1, 3);
     knobs.max_num_seqs = draw(1, limits.max_num_seqs);
-    knobs.max_num_batched_tokens = kind == 1 ? draw(1, 33) : knobs.max_num_seqs + min_prefill_quantum + draw(0, kind == 2 ? 16 : 400);
+    knobs.max_num_batched_tokens =
+        kind == 1 ? draw(1, 33) : knobs.max_num_seqs + min_prefill_quantum + draw(0, kind == 2 ? 16 : 400);
     knobs.priority_policy = options.change_policy ? all_policies[draw(0, 3)] : options.policy;
     knobs.deadline_margin = draw(0, 50);
     return knobs;
   };
   world_options.knobs = draw_knobs();
-  world_options.replay = "\n  replay: " + options.executable + " --gtest_also_run_disabled_tests  seed=" + std::to_string(options.seed) +
-                         " policy=" + name_of(options.policy);
+  world_options.replay = "\n  replay: " + options.executable + " --gtest_filter='" + options.test +
+                         "' --gtest_random_seed=" + std::to_string(options.seed);
   World world(world_options);
   PropertyResult result;
   const std::int32_t longest = world.scheduler().effective_max_len();
@@ -73,7 +90,8 @@ inline PropertyResult run_random_life(const PropertyOptions& options) {
     if (!world.step()) world.advance(std::chrono::milliseconds(draw(1, 20)));
     if (step % 16 == 0) world.scheduler().check_integrity();
   }
-  // After arrivals stop: every token is computed once, and once more per preemption, at a progress of at least one token in each period.
+  // After arrivals stop: every token is computed once, and once more per preemption, at a progress of at least one token in each
+  // period.
   std::uint64_t tokens = 1;
   for (const SequenceId id : world.live()) {
     tokens += static_cast<std::uint64_t>(world.stream(id).options.prompt_tokens + world.stream(id).options.output_tokens);
@@ -81,6 +99,7 @@ inline PropertyResult run_random_life(const PropertyOptions& options) {
   if (!testing::Test::HasFailure()) world.drain(40 * tokens + 1000);
   result.fingerprint = world.fingerprint();
   result.preemptions = world.scheduler().counts().preemptions;
+  result.steps = world.steps();
   result.ended = world.streams().size();
   return result;
 }

@@ -9,21 +9,29 @@ class SchedulerProperty : public testing::TestWithParam<PriorityPolicy> {};
 
 TEST_P(SchedulerProperty, contracts_hold_over_random_steps) {
   PropertyResult total;
-  for (std::uint64_t seed = 1; seed <= 40 && !HasFailure(); ++seed) {
-    const PropertyResult result = run_random_life({.seed = seed, .policy = GetParam(), .steps = 150, .executable = "policies_tests"});
+  const std::vector<std::uint64_t> seeds = seeds_from(1, 40);
+  for (const std::uint64_t seed : seeds) {
+    const PropertyResult result = run_random_life(
+        {.seed = seed, .policy = GetParam(), .steps = 150, .executable = "policies_tests", .test = name_of_running_test()});
+    if (HasFailure()) return;
     total.preemptions += result.preemptions;
     total.cancels += result.cancels;
     total.ended += result.ended;
   }
+  if (seeds.size() == 1) return;
   EXPECT_GT(total.preemptions, 20u);
   EXPECT_GT(total.cancels, 20u);
   EXPECT_GT(total.ended, 500u);
 }
 
 TEST_P(SchedulerProperty, same_seed_same_plans) {
-  for (std::uint64_t seed = 100; seed < 104; ++seed) {
-    const PropertyOptions options{
-        .seed = seed, .policy = GetParam(), .change_policy = true, .steps = 200, .executable = "policies_tests"};
+  for (const std::uint64_t seed : seeds_from(100, 4)) {
+    const PropertyOptions options{.seed = seed,
+                                  .policy = GetParam(),
+                                  .change_policy = true,
+                                  .steps = 200,
+                                  .executable = "policies_tests",
+                                  .test = name_of_running_test()};
     EXPECT_EQ(run_random_life(options).fingerprint, run_random_life(options).fingerprint) << "seed " << seed;
   }
 }
