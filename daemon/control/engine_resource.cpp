@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "daemon/control/engine_resource.h"
+
+#include <cmath>
+
+#include "manifests/json.h"
+#include "manifests/units.h"
+
+namespace rubato::control {
+namespace {
+
+constexpr std::size_t trials_shown_max = 20;
+
+/// Three significant digits: enough to judge by, and the same again for a window that was the same again.
+std::string rounded(Duration duration) {
+  std::int64_t unit = 1;
+  while (duration.count() / unit >= 1000) unit *= 10;
+  return format_duration(Duration((duration.count() + unit / 2) / unit * unit));
+}
+
+/// A number with one decimal as text: the API has no floats.
+std::string decimal(double value) {
+  if (!std::isfinite(value)) return "0";
+  const auto tenths = static_cast<std::int64_t>(std::floor(value * 10 + 1e-6));
+  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10);
+}
+
+Json condition_json(const Condition& condition) {
+  return {{"type", condition.type},
+          {"status", to_string(condition.status)},
+          {"observedGeneration", condition.observed_generation},
+          {"lastTransitionTime", format_time(condition.last_transition)},
+          {"reason", condition.reason},
+          {"message", condition.message}};
+}
+
+Json window_json(const tuner::Window& window) {
+  return {{"length", rounded(window.end - window.begin)},
+          {"settingsNumber", window.settings_number},
+          {"arrivals", window.arrivals},
+          {"judged", window.judged},
+          {"good", window.good},
+          {"rejected", window.rejected},
+          {"attainment", decimal(100 * window.attainment())},
+          {"arrivalsPerSecond", decimal(window.arrival_rate())},
+          {"ttftP50", rounded(window.ttft_p50)},
+          {"ttftP99", rounded(window.ttft_p99)},
+          {"itlP50", rounded(window.itl_p50)},
+          {"itlP99", rounded(window.itl_p99)}};
+}
+
+Json trial_json(const tuner::Trial& trial) {
+  return {{"number", trial.number},
+          {"outcome", trial.outcome},
+          {"settings", to_json(trial.knobs)},
+          {"judged", trial.window.judged},
+          {"attainment", decimal(100 * trial.window.attainment())},
+          {"ttftP99", rounded(trial.window.ttft_p99)},
+          {"itlP99", rounded(trial.window.itl_p99)}};
+}
+
+Json trials_json(const StatusInputs& inputs) {
+  Json recent = Json::array();
+  for (const auto& trial : inputs.trials) {
+    if (recent.size() == trials_shown_max) break;
+    recent.push_back(trial_json(trial));
+  }
+  const tuner::TunerStatus status = inputs.tuner.value_or(tuner::TunerStatus{});
+  return {{"total", status.trials_total},
+          {"searches", status.searches_total},
+          {"rollbacks", status.rollbacks_total},
+          {"recent", std::move(recent)}};
+}
+
+std::string capitalised(std::string_view word) {
+  std::string text(word);
+  if (!text.empty() && text[0] >= 'a' && text[0] <= 'z') text[0] = static_cast<char>(text[0] - 'a' + 'A');
+  return text;
+}
+
+struct Column {
+  const char* name;
+  const char* type;
+  const char* description;
+  int priority;
+};
+constexpr Column columns[] = {
+    {"Name", "string", "Name of the engine.", 0},
+    {"Mode", "string", "How prefills and decodes share the device.", 0},
+    {"Budget", "integer", "Tokens per step in the current settings.", 0},
+    {"Policy", "string", "Which waiting work a step serves first.", 0},
+    {"TTFT", "string", "99th percentile of the time to first token in the last window, and the objective.", 0},
+    {"ITL", "string", "99th percentile of the inter-token latency in the last window, and the objective.", 0},
+    {"Attainment", "string", "Percent of the last window's requests that met both objectives, and the objective.", 0},
+    {"Ready", "string", "Whether requests are accepted.", 0},
+    {"Age", "date", "Time since creation.", 0},
+    {"Settings", "integer", "Number of the current settings.", 1},
+    {"Tuning", "string", "What the tuner does.", 1},
+    {"Backend", "string", "What executes the steps.", 1},
+};
+
+Json condition_of(const Json& engine, const char* type, const char* key) {
+  for (const auto& condition : engine["status"]["conditions"]) {
+    if (condition["type"] == type) return condition[key];
+  }
+  return nullptr;
+}
+
+Json cells_of(const Json& engine, WallTime now) {
+  const Json& status = engine["status"];
+  const Json& settings = status["settings"];
+  const Json& objectives = engine["spec"]["objectives"];
+  const bool judged = status.contains("window") && status["window"]["judged"] != 0;
+  const auto beside = [&](const char* measured, const std::string& unit, const Json& wanted) {
+    const std::string wanted_text = wanted.is_string() ? wanted.get<std::string>() : wanted.dump();
+    return (judged ? status["window"][measured].get<std::string>() : "-") + "/" + wanted_text + unit;
+  };
+  const auto created = parse_time(engine["metadata"]["creationTimestamp"].get<std::string>());
+  return Json::array({engine["metadata"]["name"], settings["mode"], settings["maxNumBatchedTokens"], settings["priorityPolicy"],
+                      beside("ttftP99", "", objectives["ttft"]), beside("itlP99", "", objectives["itl"]),
+                      beside("attainment", "%", objectives["attainment"]), condition_of(engine, "Ready", "status"),
+                      format_age(now - created.value_or(now)), settings["number"], condition_of(engine, "Tuning", "reason"),
+                      status.contains("backend") ? status["backend"] : Json(nullptr)});
+}
+
+}  // namespace
+
+Json engine_status(const ControlState& state, const StatusInputs& inputs) {
+  Json status{{"observedGeneration", inputs.observed_generation}, {"conditions", Json::array()}};
+  for (const auto& condition : inputs.conditions) status["conditions"].push_back(condition_json(condition));
+
+  Json settings{{"number", inputs.settings_number}};
+  settings.update(to_json(state.effective().values));
+  status["settings"] = std::move(settings);
+  Json layers = Json::object();
+  for (const auto& origin : state.effective().origins) layers[std::string(origin.knob)] = capitalised(to_string(origin.layer));
+  status["layers"] = std::move(layers);
+  if (!state.effective().clamped.empty()) status["clamped"] = state.effective().clamped;
+  if (const auto expires = state.override_expires()) status["overrideExpires"] = format_time(*expires);
+
+  if (inputs.window) status["window"] = window_json(*inputs.window);
+  status["trials"] = trials_json(inputs);
+  status["manifest"] = {{"path", state.manifest().file}, {"hash", state.manifest().hash}};
+  status["restartRequired"] = state.restart_required();
+  if (inputs.serving) {
+    status["limits"] = {{"maxModelLen", inputs.serving->max_model_len},
+                        {"maxNumBatchedTokens", state.running_spec().knobs.max_num_batched_tokens.max},
+                        {"maxNumSeqs", state.running_spec().capacity.max_num_seqs},
+                        {"vocabulary", inputs.serving->vocabulary},
+                        {"kvBlocks", inputs.serving->kv_blocks}};
+    status["backend"] = inputs.serving->backend;
+  }
+  return status;
+}
+
+Json engine_object(const ControlState& state, const Json& status, const std::string& resource_version) {
+  Json metadata{{"name", state.name()},
+                {"uid", state.saved().uid},
+                {"resourceVersion", resource_version},
+                {"generation", state.saved().generation},
+                {"creationTimestamp", format_time(state.saved().created)}};
+  if (Json labels = state.labels(); !labels.empty()) metadata["labels"] = std::move(labels);
+  if (Json annotations = state.annotations(); !annotations.empty()) metadata["annotations"] = std::move(annotations);
+  return {{"apiVersion", api_version},
+          {"kind", engine_kind},
+          {"metadata", std::move(metadata)},
+          {"spec", to_json(state.spec())},
+          {"status", status}};
+}
+
+Json engine_list(const std::vector<Json>& engines, const std::string& resource_version) {
+  return {{"apiVersion", api_version},
+          {"kind", std::string(engine_kind) + "List"},
+          {"metadata", {{"resourceVersion", resource_version}}},
+          {"items", engines}};
+}
+
+Json engine_table(const std::vector<Json>& engines, const std::string& resource_version, IncludeObject include, WallTime now) {
+  Json table{{"kind", "Table"},
+             {"apiVersion", "meta.k8s.io/v1"},
+             {"metadata", {{"resourceVersion", resource_version}}},
+             {"columnDefinitions", Json::array()},
+             {"rows", Json::array()}};
+  for (const auto& column : columns) {
+    table["columnDefinitions"].push_back({{"name", column.name},
+                                          {"type", column.type},
+                                          {"format", std::string_view(column.name) == "Name" ? "name" : ""},
+                                          {"description", column.description},
+                                          {"priority", column.priority}});
+  }
+  for (const auto& engine : engines) {
+    Json row{{"cells", cells_of(engine, now)}};
+    if (include == IncludeObject::Object) row["object"] = engine;
+    if (include == IncludeObject::Metadata) {
+      row["object"] = {{"kind", "PartialObjectMetadata"}, {"apiVersion", "meta.k8s.io/v1"}, {"metadata", engine["metadata"]}};
+    }
+    table["rows"].push_back(std::move(row));
+  }
+  return table;
+}
+
+}  // namespace rubato::control

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// The Engine object as clients see it: metadata, spec and status as JSON, and its row of the table that kubectl prints. Pure:
+// everything shown comes in.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "daemon/control/conditions.h"
+#include "daemon/control/control_state.h"
+#include "daemon/serving.h"
+#include "tuner/tuner.h"
+
+namespace rubato::control {
+
+/// What serving says, as far as status shows it. Nothing here changes from step to step: a status write per step would flood
+/// watchers.
+struct ServingFacts {
+  std::string backend;
+  std::int32_t max_model_len = 0;  // effective
+  std::int32_t vocabulary = 0;
+  std::int32_t kv_blocks = 0;
+};
+
+struct StatusInputs {
+  std::int64_t observed_generation = 0;
+  std::uint64_t settings_number = 0;
+  std::vector<Condition> conditions;
+  std::optional<ServingFacts> serving;
+  std::optional<tuner::TunerStatus> tuner;
+  std::vector<tuner::Trial> trials;
+  std::optional<tuner::Window> window;
+};
+
+[[nodiscard]] Json engine_status(const ControlState& state, const StatusInputs& inputs);
+[[nodiscard]] Json engine_object(const ControlState& state, const Json& status, const std::string& resource_version);
+[[nodiscard]] Json engine_list(const std::vector<Json>& engines, const std::string& resource_version);
+
+/// Which form of the object the rows of a table carry.
+enum class IncludeObject : std::uint8_t { None, Metadata, Object };
+[[nodiscard]] Json engine_table(const std::vector<Json>& engines, const std::string& resource_version, IncludeObject include,
+                                WallTime now);
+
+}  // namespace rubato::control
