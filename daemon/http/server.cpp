@@ -2,6 +2,8 @@
 // The listener: binds, accepts, counts connections, owns the threads. What happens on a connection is connection.cpp's business.
 #include "daemon/http/server.h"
 
+#include <netinet/tcp.h>
+
 #include <boost/asio/bind_executor.hpp>
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/ip/v6_only.hpp>
@@ -48,6 +50,18 @@ Result<tcp::endpoint> parse_listen(const std::string& listen) {
   const auto address = asio::ip::make_address(host, error);
   if (error) return bad("the host is not an IP address");
   return tcp::endpoint(address, port);
+}
+
+/// A client whose machine vanished sends neither FIN nor RST; without probes a silent exchange would wait for it for hours.
+void detect_dead_peers(tcp::socket& socket) {
+  boost::system::error_code ignored;
+  socket.set_option(asio::socket_base::keep_alive(true), ignored);
+  const auto set = [&](int option, int value) {
+    ::setsockopt(socket.native_handle(), IPPROTO_TCP, option, &value, sizeof value);
+  };
+  set(TCP_KEEPIDLE, 30);  // seconds of silence before the first probe
+  set(TCP_KEEPINTVL, 10);
+  set(TCP_KEEPCNT, 3);
 }
 
 class AsioServer final : public Server {
@@ -141,6 +155,7 @@ class AsioServer final : public Server {
   void take(tcp::socket socket) {
     boost::system::error_code ignored;
     socket.set_option(tcp::no_delay(true), ignored);
+    detect_dead_peers(socket);
     auto connection = std::make_shared<Connection>(core_, std::move(socket));
     std::size_t count = 0;
     {

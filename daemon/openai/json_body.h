@@ -14,7 +14,7 @@ using Json = nlohmann::json;                 // requests: objects with fast look
 using OrderedJson = nlohmann::ordered_json;  // answers: members in the order written
 
 inline constexpr int json_depth_max = 32;
-inline constexpr std::size_t json_values_max = 8UL << 20;  // a prompt of a few million token ids
+inline constexpr std::size_t json_values_max = 4UL << 20;  // a prompt of a few million token ids
 
 /// InvalidArgument: no JSON object, invalid UTF-8, lone surrogates, numbers beyond double, duplicate keys, too deep, too many
 /// values. The field names a duplicate key, and is empty otherwise.

@@ -124,7 +124,7 @@ TEST(HttpLimits, dripping_header_times_out) {
     client.read_some();  // paces the drip
     if (!client.buffer().empty() || std::chrono::steady_clock::now() - begin > 8s) break;
   }
-  client.set_deadline(10s);
+  client.set_deadline(60s);
   EXPECT_EQ(client.read_reply().status, 408);
   EXPECT_TRUE(client.read_to_end());
 }

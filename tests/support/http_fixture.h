@@ -42,10 +42,10 @@ class HeldServer {
   [[nodiscard]] int port() const { return server_->port(); }
   http::Server& server() { return *server_; }
 
-  /// The next request that is not for `/echo`; CHECKs after ten seconds without one.
+  /// The next request that is not for `/echo`; CHECKs after a minute without one.
   Held take() {
     std::unique_lock lock(mutex_);
-    const bool came = arrived_.wait_for(lock, std::chrono::seconds(10), [this] { return !held_.empty(); });
+    const bool came = arrived_.wait_for(lock, std::chrono::seconds(60), [this] { return !held_.empty(); });
     CHECK(came, "no request arrived");
     Held next = std::move(held_.front());
     held_.pop_front();

@@ -180,7 +180,7 @@ class RawClient {
   bool connected_ = false;
   bool ended_ = false;
   std::size_t read_size_ = 64UL << 10;
-  std::chrono::milliseconds deadline_{10'000};
+  std::chrono::milliseconds deadline_{60'000};
   std::string buffer_;
 };
 
@@ -204,10 +204,10 @@ inline std::string get_text(std::string_view path, std::string_view more_headers
   return "GET " + std::string(path) + " HTTP/1.1\r\nHost: test\r\n" + std::string(more_headers) + "\r\n";
 }
 
-/// Waits for a condition that another thread will make true; false after ten seconds. Polls: nothing depends on how fast.
+/// Waits for a condition that another thread will make true; false after a minute. Polls: nothing depends on how fast.
 template <class Condition>
 bool eventually(Condition&& condition) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   while (!condition()) {
     if (std::chrono::steady_clock::now() > deadline) return false;
     ::poll(nullptr, 0, 1);
