@@ -17,34 +17,20 @@ namespace rubato::text {
 namespace {
 
 // Byte fallback, an added token with every option, and a regex split.
-constexpr std::string_view small_tokenizer = R"({
+constexpr std::string_view small_tokenizer = R"json({
   "added_tokens": [
     {"id": 0, "content": "<unk>", "special": true},
     {"id": 1, "content": "<s>", "special": true},
     {"id": 9, "content": "<w>", "special": false, "lstrip": true, "rstrip": true, "single_word": true, "normalized": true}],
   "normalizer": {"type": "Sequence", "normalizers": [
     {"type": "Prepend", "prepend": "_"}, {"type": "Replace", "pattern": {"String": " "}, "content": "_"}]},
-  "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "\\p{N}{1,3}|_?\\p{L}+|\\s+(?!\\S)"
-}
-, "behavior" : "MergedWithNext"
-}
-, "decoder" : {
-  "type" : "Sequence",
-  "decoders" : [
-    {"type" : "Replace", "pattern" : {"String" : "_"}, "content" : " "}, {"type" : "ByteFallback"}, {"type" : "Fuse"},
-    {"type" : "Strip", "content" : " ", "start" : 1, "stop" : 0}
-  ]
-},
-              "model" : {
-  "type" : "BPE",
-           "unk_token" : "<unk>",
-                         "fuse_unk" : true,
-                                      "byte_fallback" : true,
-                                                        "vocab"
-      : {"<unk>" : 0, "<s>" : 1, "_" : 2, "a" : 3, "b" : 4, "_a" : 5, "ab" : 6, "_ab" : 7, "<0x80>" : 8},
-        "merges" : [ "_ a", "a b", [ "_a", "b" ] ]
-}
-})";
+  "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "\\p{N}{1,3}|_?\\p{L}+|\\s+(?!\\S)"}, "behavior": "MergedWithNext"},
+  "decoder": {"type": "Sequence", "decoders": [
+    {"type": "Replace", "pattern": {"String": "_"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+    {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+  "model": {"type": "BPE", "unk_token": "<unk>", "fuse_unk": true, "byte_fallback": true,
+    "vocab": {"<unk>": 0, "<s>": 1, "_": 2, "a": 3, "b": 4, "_a": 5, "ab": 6, "_ab": 7, "<0x80>": 8},
+    "merges": ["_ a", "a b", ["_a", "b"]]}})json";
 
 void use(const Tokenizer& tokenizer, std::string_view text) {
   const bool valid = !find_invalid_utf8(text);
