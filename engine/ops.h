@@ -99,7 +99,6 @@ class Ops {
   virtual ~Ops() = default;
 
   // ---- set-up
-  // -----------------------------------------------------------------------------------------------------------------------
   /// Zeroed. ResourceExhausted (with the bytes) when the memory cannot be had.
   [[nodiscard]] virtual Result<Matrix> allocate(std::int32_t rows, std::int32_t columns, Format format) = 0;
   /// Weights start at zero; load_rows fills outputs [first_output, first_output + view rows). Every dtype is converted on load.
@@ -113,7 +112,6 @@ class Ops {
                                                 std::span<const float> sines) = 0;
 
   // ---- operations
-  // -------------------------------------------------------------------------------------------------------------------
   /// out[i] = row tokens[i] of table's weights. out: Accumulator, (tokens, inputs).
   virtual void embed(LinearId table, std::span<const TokenId> tokens, const Matrix& out) = 0;
 
@@ -139,7 +137,6 @@ class Ops {
   virtual void gather_rows(const Matrix& x, std::span<const std::int32_t> rows, const Matrix& out) = 0;
 
   // ---- host access and poison
-  // ---------------------------------------------------------------------------------------------------------
   /// Copies an Accumulator matrix's rows, without gaps, to host memory of rows * columns.
   virtual void read(const Matrix& x, std::span<float> out) const = 0;
   /// Fills the blocks with NaN in every layer.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The portable kernels: Highway's run-time dispatch over kernels-inl.h, and the choice between them and the BF16 dot product.
+// The portable kernels: Highway's run-time dispatch over kernels.inl, and the choice between them and the BF16 dot product.
 
 // Vectors of unknown size cannot stand in arrays; machines that have them fall back to fixed-size ones. Of x86 the generations
 // without AVX2 use the plain fallback: correct, but nobody serves a model on them.
@@ -22,7 +22,7 @@
 
 #define RUBATO_KERNEL_SPACE portable
 #define RUBATO_BFLOAT16_DOT 0
-#include "engine/cpu/kernels-inl.h"
+#include "engine/cpu/kernels.inl"
 #undef RUBATO_KERNEL_SPACE
 #undef RUBATO_BFLOAT16_DOT
 

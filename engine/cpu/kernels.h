@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels of the CPU backend as tables of functions, one table per instruction set and element type. Each function does one
 // task of an operation on one thread; ops.cpp cuts operations into tasks. All text with SIMD stays inside kernels*.cpp and
-// kernels-inl.h.
+// kernels.inl.
 //
 // Memory is counted in cells of 4 bytes: one F32 element, or a pair of BF16 elements that are adjacent along the summed axis. 16
 // cells are one lane group; sums run in lanes, cell after cell, so their order depends on nothing but the length.

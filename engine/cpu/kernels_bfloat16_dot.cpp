@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels for CPUs with AVX-512 BF16, whose dot product of BF16 pairs this Highway version does not know: kernels-inl.h once
+// The kernels for CPUs with AVX-512 BF16, whose dot product of BF16 pairs this Highway version does not know: kernels.inl once
 // more, in its AVX-512 form with that instruction put in.
 #include <cmath>
 #include <cstdint>
@@ -22,7 +22,7 @@
 
 #define RUBATO_KERNEL_SPACE bfloat16_dot
 #define RUBATO_BFLOAT16_DOT 1
-#include "engine/cpu/kernels-inl.h"
+#include "engine/cpu/kernels.inl"
 #undef RUBATO_KERNEL_SPACE
 #undef RUBATO_BFLOAT16_DOT
 

@@ -46,7 +46,6 @@ std::byte* CpuOps::row_of(const Matrix& matrix, std::int64_t row) const {
 }
 
 // ---- set-up
-// -----------------------------------------------------------------------------------------------------------------------------
 
 Result<Matrix> CpuOps::allocate(std::int32_t rows, std::int32_t columns, Format format) {
   // Whole groups, so that kernels load and store without tails; what lies past columns is zero and stays zero, because every
@@ -187,7 +186,6 @@ Result<void> CpuOps::make_scratch() {
 }
 
 // ---- operations
-// -------------------------------------------------------------------------------------------------------------------------
 
 void CpuOps::embed_token(const Linear& linear, TokenId token, float* out) const {
   const Place place = place_of(linear, token);

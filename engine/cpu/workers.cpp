@@ -2,8 +2,6 @@
 // Claiming tasks by compare-and-swap on one ticket; short spins between operations, a futex wait between steps.
 #include "engine/cpu/workers.h"
 
-#include <chrono>
-
 #include "manifests/check.h"
 
 namespace rubato::engine {
@@ -12,9 +10,9 @@ namespace {
 constexpr int field_bits = 20;
 constexpr std::uint64_t field_mask = (1ULL << field_bits) - 1;
 
-// Operations follow one another within microseconds; a step's end is noticed after this long at most. The two cores of a small
-// machine also run the HTTP threads, which must not wait for a spinning worker.
-constexpr std::chrono::microseconds spin_limit{40};
+// Operations follow one another within microseconds; some 20 to 100 microseconds without one mean that the step has ended. The
+// two cores of a small machine also run the HTTP threads, which must not wait for a spinning worker.
+constexpr std::int32_t spin_limit = 1500;
 
 std::uint64_t make_ticket(std::uint64_t operation, std::int32_t count) {
   return (operation << (2 * field_bits)) | (static_cast<std::uint64_t>(count) << field_bits);
@@ -85,30 +83,24 @@ void Workers::drain(std::uint64_t ticket, std::int32_t worker) {
   }
 }
 
-std::uint64_t Workers::await(std::uint32_t epoch_seen) {
-  const auto deadline = std::chrono::steady_clock::now() + spin_limit;
+std::uint64_t Workers::await() {
   while (!stop_.load(std::memory_order_relaxed)) {
-    for (int spins = 0; spins < 64; ++spins) {
+    const std::uint32_t epoch = epoch_.load();
+    for (std::int32_t spins = 0; spins < spin_limit; ++spins) {
       const std::uint64_t ticket = ticket_.load(std::memory_order_acquire);
       if (ticket_next(ticket) < ticket_count(ticket)) return ticket;
       pause();
     }
-    if (std::chrono::steady_clock::now() < deadline) {
-      epoch_seen = epoch_.load();
-      continue;
-    }
-    // Either the epoch has moved since it was read, or the operation that moves it next sees this sleeper.
+    // Either an operation has moved the epoch since it was read, or the one that moves it next sees this sleeper and wakes it.
     sleepers_.fetch_add(1);
-    const std::uint64_t ticket = ticket_.load();
-    if (ticket_next(ticket) >= ticket_count(ticket) && !stop_.load()) epoch_.wait(epoch_seen);
+    if (!stop_.load()) epoch_.wait(epoch);
     sleepers_.fetch_sub(1);
-    epoch_seen = epoch_.load();
   }
   return 0;
 }
 
 void Workers::work(std::int32_t worker) {
-  while (const std::uint64_t ticket = await(epoch_.load())) drain(ticket, worker);
+  while (const std::uint64_t ticket = await()) drain(ticket, worker);
 }
 
 }  // namespace rubato::engine

@@ -40,8 +40,8 @@ class Workers {
   /// Runs tasks of the operation that ticket belongs to until none is left to claim.
   void drain(std::uint64_t ticket, std::int32_t worker);
   void work(std::int32_t worker);
-  /// Returns a ticket with tasks to claim, or one whose operation number differs from seen; sleeps if that takes long. 0: stop.
-  std::uint64_t await(std::uint32_t epoch_seen);
+  /// A ticket with tasks left to claim; sleeps if that takes long. 0 means stop.
+  std::uint64_t await();
 
   // The ticket holds operation number, task count and next task in one word, so that a claim by a thread that slept through an
   // operation fails instead of running a task of the wrong one.
