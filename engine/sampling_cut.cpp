@@ -23,70 +23,107 @@ struct Bin {
   std::int64_t count = 0;
 };
 
-/// Distances are not negative, so the order of their bits is their order. Three levels of digits: 11, 10 and 10 bits.
+/// Distances are not negative, so the order of their bits is their order. The bits fall into three digits, read from the top; the
+/// first has no more values than distances up to distance_max need.
 constexpr std::array<int, 3> level_shift{20, 10, 0};
-constexpr std::uint32_t digit_count = 2048;
+constexpr std::uint32_t digit_count = (std::bit_cast<std::uint32_t>(kernels::distance_max) >> level_shift[0]) + 1;
+static_assert(digit_count >= 1024, "the lower digits have ten bits");
 
-std::uint32_t digit_of(std::uint32_t bits, std::size_t level) {
-  return level == 0 ? bits >> level_shift[0] : (bits >> level_shift[level]) & 0x3FFU;
+/// Whether no token of part is within limit: then its weights need not be worked out.
+bool all_beyond(const Distribution& distribution, std::span<const float> part, float limit) {
+  return (distribution.top - kernels::largest(part)) * distribution.inverse_temperature > limit;
 }
 
-/// Histogram of one level over the tokens within limit whose higher digits equal those of prefix.
-void fill_bins(const Distribution& distribution, float limit, std::size_t level, std::uint32_t prefix, std::span<Bin> bins) {
+using Bins = std::array<Bin, digit_count>;
+
+/// The first digit of every token within limit. Neighbours go to different copies, so that one addition need not wait for the one
+/// before.
+void fill_first(const Distribution& distribution, float limit, Bins& bins) {
+  constexpr std::size_t copy_count = 4;
+  std::array<std::array<Bin, digit_count + 1>, copy_count> copies{};  // the last bin takes what is beyond limit
   float distance[stretch_size];
   float weight[stretch_size];
-  std::fill(bins.begin(), bins.end(), Bin{});
-  const int prefix_shift = level == 0 ? 31 : level_shift[level - 1];
+  const auto limit_bits = std::bit_cast<std::uint32_t>(limit);
   for (std::size_t begin = 0; begin < distribution.logits.size(); begin += stretch_size) {
     const auto part = distribution.logits.subspan(begin, std::min(stretch_size, distribution.logits.size() - begin));
+    if (all_beyond(distribution, part, limit)) continue;
     kernels::distances(part, distribution.top, distribution.inverse_temperature, distance);
     kernels::weights(std::span<const float>(distance, part.size()), limit, weight);
     for (std::size_t i = 0; i < part.size(); ++i) {
       const auto bits = std::bit_cast<std::uint32_t>(distance[i]);
-      if (!(distance[i] <= limit) || (bits >> prefix_shift) != (prefix >> prefix_shift)) continue;
-      Bin& bin = bins[digit_of(bits, level)];
+      Bin& bin = copies[i % copy_count][bits <= limit_bits ? bits >> level_shift[0] : digit_count];
       bin.mass += static_cast<double>(weight[i]);
+      ++bin.count;
+    }
+  }
+  for (std::uint32_t digit = 0; digit < digit_count; ++digit) {
+    bins[digit] = {};
+    for (const auto& copy : copies) {
+      bins[digit].mass += copy[digit].mass;
+      bins[digit].count += copy[digit].count;
+    }
+  }
+}
+
+/// A lower digit of the tokens within limit whose higher digits are those of prefix: few, as a rule.
+void fill_lower(const Distribution& distribution, float limit, std::size_t level, std::uint32_t prefix, Bins& bins) {
+  float distance[stretch_size];
+  bins.fill({});
+  const int prefix_shift = level_shift[level - 1];
+  for (std::size_t begin = 0; begin < distribution.logits.size(); begin += stretch_size) {
+    const auto part = distribution.logits.subspan(begin, std::min(stretch_size, distribution.logits.size() - begin));
+    if (all_beyond(distribution, part, limit)) continue;
+    kernels::distances(part, distribution.top, distribution.inverse_temperature, distance);
+    for (std::size_t i = 0; i < part.size(); ++i) {
+      const auto bits = std::bit_cast<std::uint32_t>(distance[i]);
+      if ((bits >> prefix_shift) != (prefix >> prefix_shift) || distance[i] > limit) continue;
+      Bin& bin = bins[(bits >> level_shift[level]) & 0x3FFU];
+      bin.mass += static_cast<double>(kernels::weight(distance[i]));
       ++bin.count;
     }
   }
 }
 
-/// Walks the bins, nearest first, through all levels. stops(before, bin) says whether the cut lies within this bin, given what
-/// lies before it; the last bin that holds anything is taken when none stops. Returns the limit and what lies before it.
-template <class Stops>
-std::pair<float, Bin> search(const Distribution& distribution, const Cut& cut, Stops&& stops) {
-  std::array<Bin, digit_count> bins;
+/// Where a cut lies: the distance, and what lies nearer; and all that was searched.
+struct Found {
+  float limit = 0;
   Bin before;
+  Bin total;
+};
+
+/// Walks the bins, nearest first, through all levels. stops(before, bin, total) says whether the cut lies within this bin, given
+/// what lies before it; the last bin that holds anything is taken when none stops.
+template <class Stops>
+Found search(const Distribution& distribution, const Cut& cut, Stops&& stops) {
+  Bins bins;
+  Found found;
   std::uint32_t prefix = 0;
   for (std::size_t level = 0; level < level_shift.size(); ++level) {
-    fill_bins(distribution, cut.limit, level, prefix, bins);
+    if (level == 0) {
+      fill_first(distribution, cut.limit, bins);
+      for (const Bin& bin : bins) {
+        found.total.mass += bin.mass;
+        found.total.count += bin.count;
+      }
+    } else {
+      fill_lower(distribution, cut.limit, level, prefix, bins);
+    }
     std::uint32_t last = 0;
-    Bin before_last = before;
+    Bin before_last = found.before;
+    Bin before = found.before;
     for (std::uint32_t digit = 0; digit < digit_count; ++digit) {
       if (bins[digit].count == 0) continue;
       last = digit;
       before_last = before;
-      if (stops(before, bins[digit])) break;
+      if (stops(before, bins[digit], found.total)) break;
       before.mass += bins[digit].mass;
       before.count += bins[digit].count;
     }
     prefix |= last << level_shift[level];
-    before = before_last;
+    found.before = before_last;
   }
-  return {std::bit_cast<float>(prefix), before};
-}
-
-double kept_mass(const Distribution& distribution, const Cut& cut) {
-  float distance[stretch_size];
-  float weight[stretch_size];
-  double total = 0;
-  for (std::size_t begin = 0; begin < distribution.logits.size(); begin += stretch_size) {
-    const auto part = distribution.logits.subspan(begin, std::min(stretch_size, distribution.logits.size() - begin));
-    kernels::distances(part, distribution.top, distribution.inverse_temperature, distance);
-    kernels::weights(std::span<const float>(distance, part.size()), cut.limit, weight);
-    total += kernels::sum(std::span<const float>(weight, part.size()));
-  }
-  return total;
+  found.limit = std::bit_cast<float>(prefix);
+  return found;
 }
 
 /// Weights of one stretch with everything beyond the cut at zero. ties_left counts down over the stretches.
@@ -108,24 +145,24 @@ Cut keep_all() {
 }
 
 Cut keep_min_p(double share) {
-  return {.limit = std::min(kernels::distance_max, static_cast<float>(-std::log(share))), .ties = all_ties};
+  return {.limit = std::min(kernels::distance_max, static_cast<float>(0.0 - std::log(share))), .ties = all_ties};
 }
 
 Cut keep_top_k(const Distribution& distribution, const Cut& cut, std::int64_t count) {
   if (count >= static_cast<std::int64_t>(distribution.logits.size())) return cut;
-  const auto stops = [count](const Bin& before, const Bin& bin) { return before.count + bin.count >= count; };
-  return {.limit = search(distribution, cut, stops).first, .ties = all_ties};
+  const auto stops = [count](const Bin& before, const Bin& bin, const Bin&) { return before.count + bin.count >= count; };
+  return {.limit = search(distribution, cut, stops).limit, .ties = all_ties};
 }
 
 Cut keep_top_p(const Distribution& distribution, const Cut& cut, double share) {
   CHECK(cut.ties == all_ties, "top_p comes last");
-  const double wanted = share * kept_mass(distribution, cut);
-  const auto stops = [wanted](const Bin& before, const Bin& bin) { return before.mass + bin.mass >= wanted; };
-  const auto [limit, before] = search(distribution, cut, stops);
-  float weight = 0;
-  kernels::weights(std::span<const float>(&limit, 1), kernels::distance_max, &weight);
-  const double ties = std::ceil((wanted - before.mass) / static_cast<double>(weight));
-  return {.limit = limit, .ties = std::max<std::int64_t>(1, static_cast<std::int64_t>(std::min(ties, 1e15)))};
+  const auto stops = [share](const Bin& before, const Bin& bin, const Bin& total) {
+    return before.mass + bin.mass >= share * total.mass;
+  };
+  const Found found = search(distribution, cut, stops);
+  const double missing = share * found.total.mass - found.before.mass;
+  const double ties = std::ceil(missing / static_cast<double>(kernels::weight(found.limit)));
+  return {.limit = found.limit, .ties = std::max<std::int64_t>(1, static_cast<std::int64_t>(std::min(ties, 1e15)))};
 }
 
 std::optional<TokenId> draw(const Distribution& distribution, const Cut& cut, double noise) {
@@ -142,6 +179,8 @@ std::optional<TokenId> draw(const Distribution& distribution, const Cut& cut, do
   for (std::size_t i = 0; i < stretch_count; ++i) {
     const std::size_t count = std::min(stretch_size, size - i * stretch_size);
     ties_at[i] = ties_left;
+    mass[i] = 0;
+    if (all_beyond(distribution, distribution.logits.subspan(i * stretch_size, count), cut.limit)) continue;
     kept_weights(distribution, cut, i * stretch_size, count, ties_left, weight);
     mass[i] = kernels::sum(std::span<const float>(weight, count));
     total += mass[i];

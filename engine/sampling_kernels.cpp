@@ -10,6 +10,7 @@ namespace rubato::engine::kernels {
 namespace {
 
 constexpr std::size_t lanes = 16;
+constexpr auto distance_max_bits = std::bit_cast<std::int32_t>(distance_max);
 
 /// exp(-distance) for 0 <= distance <= distance_max, relative error below 2e-7. Splits off a power of two (the addition of 1.5 *
 /// 2^23 rounds to an integer whose bits then stand in the low mantissa) and evaluates a polynomial on +-ln(2)/2.
@@ -92,11 +93,21 @@ void distances(std::span<const float> logits, float top, float inverse_temperatu
 }
 
 void weights(std::span<const float> distances, float limit, float* weights) {
+  // Integer comparisons on the bits: distances are not negative, so the order is the same, and compilers turn these selections
+  // into vector code, which they may not do with floating comparisons (those can trap).
+  const auto limit_bits = std::bit_cast<std::int32_t>(limit);
+  const float* from = distances.data();
   for (std::size_t i = 0; i < distances.size(); ++i) {
-    const float distance = distances[i] < distance_max ? distances[i] : distance_max;
-    const float weight = exp_negative(distance);
-    weights[i] = distances[i] <= limit ? weight : 0.0F;
+    const auto bits = std::bit_cast<std::int32_t>(from[i]);
+    const auto clamped = bits < distance_max_bits ? bits : distance_max_bits;
+    const auto weight = std::bit_cast<std::int32_t>(exp_negative(std::bit_cast<float>(clamped)));
+    weights[i] =
+        std::bit_cast<float>(weight & -static_cast<std::int32_t>(bits <= limit_bits));  // a mask: a choice would become a branch
   }
+}
+
+float weight(float distance) {
+  return distance <= distance_max ? exp_negative(distance) : 0.0F;
 }
 
 double sum(std::span<const float> values) {

@@ -36,6 +36,9 @@ constexpr float distance_max = 87.0F;
 /// weights[i] = exp(-distances[i]); zero where the distance is above limit, which is at most distance_max.
 void weights(std::span<const float> distances, float limit, float* weights);
 
+/// The same for one distance; the same bits.
+[[nodiscard]] float weight(float distance);
+
 /// Sum of at most stretch_size values, in fixed lanes.
 [[nodiscard]] double sum(std::span<const float> values);
 
