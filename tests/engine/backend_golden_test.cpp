@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <ostream>
 
 #include "engine/cpu/backend.h"
 #include "engine/reference/backend.h"
@@ -20,6 +21,10 @@ struct Golden {
   Result<std::unique_ptr<Backend>> (*make)(const ModelConfig&, WeightSource&, const BackendOptions&);
   double logit_tolerance;
 };
+
+void PrintTo(const Golden& golden, std::ostream* out) {
+  *out << golden.folder << (golden.dtype == DataType::BFloat16 ? " in bf16" : " in f32");
+}
 
 class BackendGolden : public testing::TestWithParam<Golden> {};
 

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <ostream>
 
 #include "engine/cpu/ops.h"
 #include "engine/reference/backend.h"
@@ -23,6 +24,14 @@ struct Case {
   DataType dtype;
   cpu::KernelPath path;
 };
+
+std::string case_name(const Case& one) {
+  return one.model.name + (one.dtype == DataType::BFloat16 ? "_bf16" : "_f32") +
+         (one.path == cpu::KernelPath::Bfloat16Dot ? "_dot" : "");
+}
+void PrintTo(const Case& one, std::ostream* out) {
+  *out << case_name(one);
+}
 
 std::vector<Case> cases() {
   std::vector<Case> all;
@@ -56,10 +65,8 @@ class BackendTest : public testing::TestWithParam<Case> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Models, BackendTest, testing::ValuesIn(cases()), [](const auto& chosen) {
-  return chosen.param.model.name + (chosen.param.dtype == DataType::BFloat16 ? "_bf16" : "_f32") +
-         (chosen.param.path == cpu::KernelPath::Bfloat16Dot ? "_dot" : "");
-});
+INSTANTIATE_TEST_SUITE_P(Models, BackendTest, testing::ValuesIn(cases()),
+                         [](const auto& chosen) { return case_name(chosen.param); });
 
 TEST_P(BackendTest, logits_match_the_reference) {
   const std::vector<Sequence> sequences = draw_sequences({90}, config().vocabulary, block_count, 1);

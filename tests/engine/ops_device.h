@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <ostream>
 #include <random>
 #include <string>
 #include <vector>
@@ -91,6 +92,10 @@ struct Variant {
 inline std::string variant_name(const Variant& variant) {
   return std::string(variant.dtype == DataType::BFloat16 ? "Bfloat16" : "Float32") +
          (variant.path == cpu::KernelPath::Bfloat16Dot ? "Dot" : "Portable");
+}
+
+inline void PrintTo(const Variant& variant, std::ostream* out) {
+  *out << variant_name(variant);
 }
 
 /// Every kernel table that this machine can run.
