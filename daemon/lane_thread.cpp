@@ -39,7 +39,7 @@ struct Live {
   std::shared_ptr<TokenSink> sink;
 };
 
-class LaneThread final : public Serving {
+class LaneThread final : public OwnedServing {
  public:
   LaneThread(std::unique_ptr<engine::Backend> backend, const LaneThreadOptions& options)
       : options_(options),
@@ -58,10 +58,13 @@ class LaneThread final : public Serving {
     thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
   }
 
-  ~LaneThread() override {
+  ~LaneThread() override { LaneThread::stop(); }
+
+  void stop() override {
+    begin_drain();
     thread_.request_stop();
     moves_.nudge();
-    thread_.join();
+    if (thread_.joinable()) thread_.join();
   }
 
   SequenceId next_id() override { return SequenceId{next_id_.fetch_add(1, std::memory_order_relaxed)}; }
@@ -81,6 +84,7 @@ class LaneThread final : public Serving {
       return refuse(ErrorCode::ResourceExhausted, "the queue is full: " + std::to_string(tickets_.size()) + " of " +
                                                       std::to_string(outstanding_max_) + " sequences are waiting or running");
     }
+    for (Observer* observer : options_.observers) observer->on_request(static_cast<std::int32_t>(choices.size()));
     for (Submission& choice : choices) {
       tickets_.emplace(choice.request.id, Ticket::Open);
       CHECK(moves_.try_push(Move(std::move(choice))), "the move queue holds two moves per ticket");
@@ -345,7 +349,7 @@ TimePoint steady_now() {
   return TimePoint(std::chrono::duration_cast<Duration>(std::chrono::steady_clock::now().time_since_epoch()));
 }
 
-std::unique_ptr<Serving> start_lane_thread(std::unique_ptr<engine::Backend> backend, const LaneThreadOptions& options) {
+std::unique_ptr<OwnedServing> start_lane_thread(std::unique_ptr<engine::Backend> backend, const LaneThreadOptions& options) {
   return std::make_unique<LaneThread>(std::move(backend), options);
 }
 

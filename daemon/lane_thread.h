@@ -23,8 +23,16 @@ struct LaneThreadOptions {
 /// The steady clock on the Timeline. The only place that reads it for serving.
 [[nodiscard]] TimePoint steady_now();
 
-/// Takes the backend and starts the thread. The destructor ends every request that is left with a Failed event and joins.
-[[nodiscard]] std::unique_ptr<Serving> start_lane_thread(std::unique_ptr<engine::Backend> backend,
-                                                         const LaneThreadOptions& options);
+/// Serving as its owner sees it.
+class OwnedServing : public Serving {
+ public:
+  /// Refuses new work, ends every request that is left with a Failed event and joins the thread. Everything but submit() goes on
+  /// answering. Idempotent; the destructor does it too.
+  virtual void stop() = 0;
+};
+
+/// Takes the backend and starts the thread.
+[[nodiscard]] std::unique_ptr<OwnedServing> start_lane_thread(std::unique_ptr<engine::Backend> backend,
+                                                              const LaneThreadOptions& options);
 
 }  // namespace rubato

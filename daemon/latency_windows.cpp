@@ -45,6 +45,8 @@ void LatencyWindows::keep(std::vector<Duration>& samples, Duration sample) {
   samples[(replacement_state_ >> 33) % samples.size()] = sample;
 }
 
+void LatencyWindows::on_request(std::int32_t /*choices*/) {}  // each choice is sampled by itself
+
 void LatencyWindows::on_arrival(const Arrival& arrival) {
   const std::lock_guard lock(mutex_);
   in_flight_.emplace(arrival.id, InFlight{.arrival = arrival.time, .ttft_target = arrival.ttft_target});

@@ -21,6 +21,7 @@ class LatencyWindows final : public Observer {
   /// samples_max bounds each kind of sample per window; once full, every further one replaces a pseudo-random earlier one.
   explicit LatencyWindows(std::size_t samples_max = 1 << 16);
 
+  void on_request(std::int32_t choices) override;
   void on_arrival(const Arrival& arrival) override;
   void on_rejected(TimePoint now) override;
   void on_token_gap(Duration gap) override;

@@ -51,6 +51,8 @@ struct Arrival {
 class Observer {
  public:
   virtual ~Observer() = default;
+  /// A request was let in with this many choices; each arrives by itself as the lane takes it. (On an HTTP thread.)
+  virtual void on_request(std::int32_t choices) = 0;
   virtual void on_arrival(const Arrival& arrival) = 0;
   /// Refused at the edge: queue full or draining.
   virtual void on_rejected(TimePoint now) = 0;

@@ -48,6 +48,14 @@ const std::array flags{
            return {};
          }},
     Flag{"--log-format", "text|json", "how log lines are written to stderr (default text)", set_log_format},
+    Flag{"--drain-timeout", "DURATION", "after SIGTERM, how long running requests may go on (default 25s)",
+         [](Options& options, const std::string& value) -> Result<void> {
+           const Result<Duration> duration = parse_duration(value);
+           if (!duration)
+             return unexpected(ErrorCode::InvalidArgument, "--drain-timeout", "--drain-timeout: " + duration.error().message);
+           options.drain_timeout = *duration;
+           return {};
+         }},
     Flag{"--check", "", "only validate the manifest: status 0 when it is good, 1 with all its errors when not",
          [](Options& options, const std::string&) -> Result<void> {
            options.action = Action::Check;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "manifests/result.h"
+#include "manifests/units.h"
 
 namespace rubato {
 
@@ -20,6 +21,7 @@ struct Options {
   std::string control_listen = "127.0.0.1:8080";  // control port
   std::string state;                              // directory; empty: nothing survives a restart
   LogFormat log_format = LogFormat::Text;
+  Duration drain_timeout = std::chrono::seconds(25);  // below Kubernetes' default grace period of 30 s
 };
 
 /// InvalidArgument; field is the flag, message says what it takes. Both `--flag value` and `--flag=value` are read.

@@ -1,76 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// SHA-256 after FIPS 180-4. The vocabulary links no cryptography library, and this names content, it guards no secret.
 #include "manifests/content_hash.h"
 
+#include <openssl/evp.h>
+
 #include <array>
-#include <bit>
-#include <cstdint>
+
+#include "manifests/check.h"
 
 namespace rubato {
-namespace {
-
-// The first 32 bits of the fractional parts of the cube roots of the first 64 primes.
-constexpr std::array<std::uint32_t, 64> round_constants{
-    0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5, 0xd807aa98, 0x12835b01,
-    0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174, 0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc,
-    0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da, 0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147,
-    0x06ca6351, 0x14292967, 0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
-    0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070, 0x19a4c116, 0x1e376c08,
-    0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3, 0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208,
-    0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
-
-constexpr std::size_t block_size = 64;
-
-using State = std::array<std::uint32_t, 8>;
-
-void absorb(State& state, std::string_view block) {
-  std::array<std::uint32_t, 64> words{};
-  for (std::size_t i = 0; i < 16; ++i) {
-    for (std::size_t j = 0; j < 4; ++j) words[i] = words[i] << 8U | static_cast<unsigned char>(block[4 * i + j]);
-  }
-  for (std::size_t i = 16; i < 64; ++i) {
-    const std::uint32_t a = words[i - 15];
-    const std::uint32_t b = words[i - 2];
-    words[i] = words[i - 16] + (std::rotr(a, 7) ^ std::rotr(a, 18) ^ a >> 3U) + words[i - 7] +
-               (std::rotr(b, 17) ^ std::rotr(b, 19) ^ b >> 10U);
-  }
-  auto [a, b, c, d, e, f, g, h] = state;
-  for (std::size_t i = 0; i < 64; ++i) {
-    const std::uint32_t first =
-        h + (std::rotr(e, 6) ^ std::rotr(e, 11) ^ std::rotr(e, 25)) + ((e & f) ^ (~e & g)) + round_constants[i] + words[i];
-    const std::uint32_t second = (std::rotr(a, 2) ^ std::rotr(a, 13) ^ std::rotr(a, 22)) + ((a & b) ^ (a & c) ^ (b & c));
-    h = g;
-    g = f;
-    f = e;
-    e = d + first;
-    d = c;
-    c = b;
-    b = a;
-    a = first + second;
-  }
-  const State rounds{a, b, c, d, e, f, g, h};
-  for (std::size_t i = 0; i < state.size(); ++i) state[i] += rounds[i];
-}
-
-}  // namespace
 
 std::string content_hash(std::string_view bytes) {
-  State state{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-  const std::uint64_t bit_count = std::uint64_t{bytes.size()} * 8;
-  while (bytes.size() >= block_size) {
-    absorb(state, bytes.substr(0, block_size));
-    bytes.remove_prefix(block_size);
-  }
-  std::string tail(bytes);
-  tail += '\x80';
-  while (tail.size() % block_size != block_size - 8) tail += '\0';
-  for (int shift = 56; shift >= 0; shift -= 8) tail += static_cast<char>(bit_count >> static_cast<unsigned>(shift) & 0xFFU);
-  for (std::size_t at = 0; at < tail.size(); at += block_size) absorb(state, std::string_view(tail).substr(at, block_size));
-
+  std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
+  unsigned int size = 0;
+  CHECK(EVP_Digest(bytes.data(), bytes.size(), digest.data(), &size, EVP_sha256(), nullptr) == 1);
   constexpr std::string_view digits = "0123456789abcdef";
   std::string text;
-  for (const std::uint32_t word : state) {
-    for (int shift = 28; shift >= 0; shift -= 4) text += digits[word >> static_cast<unsigned>(shift) & 15U];
+  for (unsigned int i = 0; i < size; ++i) {
+    text += digits[digest[i] >> 4U];
+    text += digits[digest[i] & 15U];
   }
   return text;
 }

@@ -322,7 +322,7 @@ void ControlState::derive(WallTime now) {
   input.space.max_num_seqs_free = !pins.max_num_seqs && can_move(knobs.max_num_seqs);
   input.space.priority_policy_free = !pins.priority_policy && can_move(knobs.priority_policy);
   input.space.deadline_margin_free = !pins.deadline_margin && can_move(knobs.deadline_margin);
-  input.space.mode_free = !pins.mode && can_move(knobs.mode);
+  input.space.mode_free = false;  // the engine has one mode yet, whatever the choices name
   input.space.prefill_share_free = input.space.mode_free && !pins.prefill_share && can_move(knobs.prefill_share);
   const bool any_free = input.space.max_num_batched_tokens_free || input.space.max_num_seqs_free ||
                         input.space.priority_policy_free || input.space.deadline_margin_free || input.space.mode_free;

@@ -71,8 +71,16 @@ Connection::Connection(std::shared_ptr<Core> core, asio::ip::tcp::socket socket)
       heartbeat_timer_(socket_.get_executor()) {}
 
 Connection::~Connection() {
+  enter(Phase::Closed);
   const std::lock_guard lock(core_->mutex);
   core_->connections.erase(this);
+}
+
+void Connection::enter(Phase next) {
+  const int before = phase_ == Phase::Answering ? 1 : 0;
+  const int after = next == Phase::Answering ? 1 : 0;
+  if (before != after) core_->exchanges += after - before;
+  phase_ = next;
 }
 
 void Connection::start() {
@@ -135,7 +143,7 @@ bool Connection::parse_some() {
     const std::size_t begin = input_.find_first_not_of("\r\n");
     input_.erase(0, begin);
     if (input_.empty()) return false;
-    phase_ = Phase::Header;
+    enter(Phase::Header);
     parser_ = std::make_unique<Parser>();
     parser_->beast.eager(true);
     parser_->beast.header_limit(static_cast<std::uint32_t>(core_->options.header_bytes_max));
@@ -159,7 +167,7 @@ bool Connection::parse_some() {
   }
   if (error || phase_ == Phase::Answering) return false;
   if (phase_ == Phase::Header && parser_->beast.is_header_done()) {
-    phase_ = Phase::Body;
+    enter(Phase::Body);
     if (!check_header()) return false;
     arm(read_timer_, read_generation_, core_->options.body_timeout, &Connection::on_read_timeout);
   }
@@ -233,7 +241,7 @@ void Connection::dispatch() {
     const std::lock_guard lock(core_->mutex);
     accepting = core_->accepting;
   }
-  phase_ = Phase::Answering;
+  enter(Phase::Answering);
   std::shared_ptr<Exchange> exchange;
   {
     const std::lock_guard lock(mutex_);
@@ -262,7 +270,7 @@ void Connection::refuse(int status, std::string message) {
   if (phase_ == Phase::Closed) return;
   disarm(read_timer_, read_generation_);
   Response response = core_->error_response(status, std::move(message));
-  phase_ = Phase::Answering;
+  enter(Phase::Answering);
   parser_.reset();
   const std::lock_guard lock(mutex_);
   ++number_;
@@ -293,7 +301,7 @@ void Connection::on_read_timeout() {
 /// way.
 void Connection::linger() {
   if (input_ended_) return shut(Farewell::Orderly);
-  phase_ = Phase::Lingering;
+  enter(Phase::Lingering);
   input_.clear();
   boost::system::error_code ignored;
   socket_.shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
@@ -303,7 +311,7 @@ void Connection::linger() {
 
 void Connection::shut(Farewell farewell) {
   if (phase_ == Phase::Closed) return;
-  phase_ = Phase::Closed;
+  enter(Phase::Closed);
   std::function<void()> callback;
   {
     const std::lock_guard lock(mutex_);

@@ -3,6 +3,7 @@
 // daemon/http; the listener that makes connections is server.cpp.
 #pragma once
 
+#include <atomic>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -33,6 +34,7 @@ struct Core {
   std::unordered_map<Connection*, std::weak_ptr<Connection>> connections;  // guarded by mutex
   bool accepting = true;                                                   // guarded by mutex
   bool stopping = false;                                                   // guarded by mutex
+  std::atomic<int> exchanges{0};                                           // connections in Phase::Answering
 };
 
 /// Everything with "strand" below runs on the connection's own strand; the rest may be called from any thread.
@@ -71,6 +73,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
  private:
   enum class Phase : std::uint8_t { Idle, Header, Body, Answering, Lingering, Closed };
+  void enter(Phase next);  // strand
   enum class Answer : std::uint8_t { Awaited, Streaming, Ended };
   struct Parser;  // Beast's, kept out of this header
 
@@ -114,7 +117,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::uint64_t read_generation_ = 0;
   std::uint64_t write_generation_ = 0;
   std::string peer_;
-  Phase phase_ = Phase::Idle;
+  Phase phase_ = Phase::Idle;  // changed by enter() alone
   bool reading_ = false;
   bool input_ended_ = false;
   std::vector<char> chunk_;  // where the pending read goes

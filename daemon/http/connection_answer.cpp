@@ -70,7 +70,7 @@ void Connection::finish_exchange() {
     if (queued_.capacity() > kept_buffer_bytes) std::string().swap(queued_);
   }
   if (!keep) return linger();
-  phase_ = Phase::Idle;
+  enter(Phase::Idle);
   arm(read_timer_, read_generation_, core_->options.idle_timeout, &Connection::on_read_timeout);
   advance();
   if (input_ended_ && phase_ != Phase::Answering) shut(Farewell::Orderly);

@@ -106,6 +106,8 @@ class AsioServer final : public Server {
     return static_cast<int>(core_->connections.size());
   }
 
+  int open_exchanges() const override { return core_->exchanges.load(); }
+
   void stop_accepting() override {
     {
       const std::lock_guard lock(core_->mutex);

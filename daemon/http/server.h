@@ -89,6 +89,8 @@ class Server {
   virtual ~Server() = default;  // stops
   [[nodiscard]] virtual int port() const = 0;
   [[nodiscard]] virtual int open_connections() const = 0;
+  /// Requests whose answers have not been written to the end yet.
+  [[nodiscard]] virtual int open_exchanges() const = 0;
   /// Stops accepting; open exchanges go on. Idempotent.
   virtual void stop_accepting() = 0;
   /// Closes everything and joins the threads. Idempotent.

@@ -222,7 +222,7 @@ void Metrics::on_settings(const Settings& settings, TimePoint /*now*/) {
   state_->settings_seen.fetch_add(1, std::memory_order_release);
 }
 
-void Metrics::on_request_parameters(std::int32_t choices) {
+void Metrics::on_request(std::int32_t choices) {
   state_->vllm.params_n.Observe(choices);
 }
 

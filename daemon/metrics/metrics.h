@@ -49,6 +49,7 @@ class Metrics final : public Observer {
   /// Before the first rendering, while no other thread uses the object.
   void set_sources(MetricsSources sources);
 
+  void on_request(std::int32_t choices) override;
   void on_arrival(const Arrival& arrival) override;
   void on_rejected(TimePoint now) override;
   void on_token_gap(Duration gap) override;
@@ -57,8 +58,6 @@ class Metrics final : public Observer {
   void on_step(const engine::StepRecord& record, const policies::SchedulerCounts& counts) override;
   void on_settings(const Settings& settings, TimePoint now) override;
 
-  /// One API request with this many choices was accepted; each choice arrives by itself.
-  void on_request_parameters(std::int32_t choices);
   void on_settings_change(SettingsSource source);
   void on_trial(std::string_view outcome);
   /// The tuner's totals, which only grow; kept in step with its status.

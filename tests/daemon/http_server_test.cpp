@@ -36,6 +36,24 @@ TEST(HttpServer, kept_connection_serves_many_requests) {
   EXPECT_EQ(server.server().open_connections(), 1);
 }
 
+TEST(HttpServer, an_exchange_is_open_until_its_answer_is_written) {
+  HeldServer server;
+  EXPECT_EQ(server.server().open_exchanges(), 0);
+  RawClient client(server.port());
+  ASSERT_TRUE(client.send(get_text("/slow")));
+  auto held = server.take();
+  EXPECT_EQ(server.server().open_exchanges(), 1);
+  held.exchange->respond({.status = 200, .content_type = "text/plain", .body = "done", .headers = {}});
+  EXPECT_EQ(client.read_reply().body, "done");
+  EXPECT_TRUE(test::eventually([&] { return server.server().open_exchanges() == 0; }));
+
+  ASSERT_TRUE(client.send(get_text("/slow")));
+  held = server.take();
+  EXPECT_EQ(server.server().open_exchanges(), 1);
+  client.close();
+  EXPECT_TRUE(test::eventually([&] { return server.server().open_exchanges() == 0; }));
+}
+
 TEST(HttpServer, pipelined_requests_are_answered_in_order) {
   HeldServer server;
   RawClient client(server.port());

@@ -62,6 +62,7 @@ class Collector final : public TokenSink {
 
 class Recorder final : public Observer {
  public:
+  void on_request(std::int32_t choices) override { choices_let_in += choices; }
   void on_arrival(const Arrival&) override { ++arrivals; }
   void on_rejected(TimePoint) override { ++rejected; }
   void on_token_gap(Duration) override { ++gaps; }
@@ -78,7 +79,7 @@ class Recorder final : public Observer {
   }
   void on_settings(const Settings& settings, TimePoint) override { announced_settings = settings.number; }
 
-  std::atomic<int> arrivals = 0, rejected = 0, gaps = 0, first_tokens = 0, negative_ttft = 0;
+  std::atomic<int> choices_let_in = 0, arrivals = 0, rejected = 0, gaps = 0, first_tokens = 0, negative_ttft = 0;
   std::atomic<std::uint64_t> last_settings = 0, announced_settings = 0;
   std::mutex mutex;
   std::vector<RequestRecord> records;
@@ -123,7 +124,7 @@ class LaneThreadTest : public ::testing::Test {
   }
 
   Recorder recorder;
-  std::unique_ptr<Serving> serving;
+  std::unique_ptr<OwnedServing> serving;
 };
 
 TEST_F(LaneThreadTest, a_request_gets_all_its_tokens_and_one_record) {
@@ -175,6 +176,7 @@ TEST_F(LaneThreadTest, all_choices_of_a_request_enter_or_none) {
   EXPECT_EQ(recorder.rejected, 1);
   for (const auto& sink : sinks) ASSERT_TRUE(sink->wait_finish());
   EXPECT_EQ(recorder.arrivals, 4);
+  EXPECT_EQ(recorder.choices_let_in, 4);
 }
 
 TEST_F(LaneThreadTest, a_cancel_ends_silently_once_and_frees_everything) {
@@ -222,7 +224,10 @@ TEST_F(LaneThreadTest, stopping_gives_everybody_left_a_last_word) {
     sinks.push_back(std::make_shared<Collector>());
     ASSERT_TRUE(submit(submission(sinks.back(), 500)));
   }
-  serving.reset();
+  serving->stop();
+  serving->stop();
+  EXPECT_TRUE(serving->idle());
+  EXPECT_TRUE(serving->status()->draining);
   for (const auto& sink : sinks) {
     ASSERT_TRUE(sink->wait_finish());
     if (sink->finish() == engine::FinishReason::Failed) {

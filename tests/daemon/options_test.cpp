@@ -39,12 +39,14 @@ TEST(Options, every_mistake_names_the_flag) {
   expect_error({"--manifest="}, "--manifest", "needs a value");
   expect_error({"--manifets", "x"}, "--manifets", "not known");
   expect_error({"--check=yes", "--manifest", "x"}, "--check", "takes no value");
+  expect_error({"--manifest", "x", "--drain-timeout", "30"}, "--drain-timeout", "30");
   expect_error({"--manifest", "x", "--log-format", "xml"}, "--log-format", "text, json");
 }
 
 TEST(Options, help_needs_no_manifest_and_lists_every_flag) {
   ASSERT_TRUE(parse_options({"--help"}));
-  for (const char* flag : {"--manifest", "--listen", "--control-listen", "--state", "--log-format", "--check", "--version"}) {
+  for (const char* flag :
+       {"--manifest", "--listen", "--control-listen", "--state", "--log-format", "--drain-timeout", "--check", "--version"}) {
     EXPECT_THAT(usage_text(), HasSubstr(flag));
   }
 }

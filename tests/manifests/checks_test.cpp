@@ -74,9 +74,14 @@ TEST(Checks, each_broken_rule_is_one_error_at_its_field) {
        }},
       {"spec.knobs.priorityPolicy.initial", "\"Deadline\" must be one of the knob's choices",
        [](EngineSpec& s) { s.knobs.priority_policy.choices = {PriorityPolicy::DecodeFirst}; }},
-      {"spec.knobs.mode.choices[1]", "\"Disaggregated\" is not available: this engine runs mode Chunked only",
+      {"spec.knobs.mode.initial", "\"Disaggregated\" is not available: this engine runs mode Chunked only",
+       [](EngineSpec& s) {
+         s.knobs.mode = {Mode::Disaggregated, {Mode::Chunked, Mode::Disaggregated}};
+       }},
+      {"spec.override.mode", "\"Disaggregated\" is not available: this engine runs mode Chunked only",
        [](EngineSpec& s) {
          s.knobs.mode.choices = {Mode::Chunked, Mode::Disaggregated};
+         s.override_ = OverrideSpec{.mode = Mode::Disaggregated};
        }},
       {"spec.knobs.maxNumBatchedTokens.initial", "79 must be at least maxNumSeqs.initial (64) + one prefill quantum (16) = 80",
        [](EngineSpec& s) { s.knobs.max_num_batched_tokens.initial = 79; }},
@@ -95,8 +100,6 @@ TEST(Checks, each_broken_rule_is_one_error_at_its_field) {
          s.knobs.priority_policy = {PriorityPolicy::DecodeFirst, {PriorityPolicy::DecodeFirst}};
          s.override_ = OverrideSpec{.priority_policy = PriorityPolicy::Deadline};
        }},
-      {"spec.override.mode", "\"Disaggregated\" is not one of Chunked",
-       [](EngineSpec& s) { s.override_ = OverrideSpec{.mode = Mode::Disaggregated}; }},
       {"spec.override.maxNumBatchedTokens",
        "64 must be at least maxNumSeqs (64) + one prefill quantum (16) = 80, because both are pinned",
        [](EngineSpec& s) { s.override_ = OverrideSpec{.max_num_batched_tokens = 64, .max_num_seqs = 64}; }},

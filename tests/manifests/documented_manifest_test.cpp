@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// The manifest that the documents show, whole: every field that users have been told of.
+#include <gtest/gtest.h>
+
+#include "manifests/read_manifest.h"
+
+namespace rubato {
+namespace {
+
+TEST(DocumentedManifest, every_field_reads) {
+  const auto result = parse_manifest(R"(apiVersion: rubato.dev/v1alpha1
+kind: Engine
+metadata: {name: chat}
+spec:
+  model:
+    path: /models/llama            # a Hugging Face folder: config.json, *.safetensors, tokenizer.json
+    dtype: BFloat16
+  devices: [cpu]                   # cpu | cpu:0 | cuda:0 ...
+  capacity: {maxModelLen: 4096, maxNumSeqs: 64, kvCacheMemory: 512Mi}
+  objectives: {ttft: 500ms, itl: 50ms, attainment: 99}
+  knobs:                           # where each knob starts and may go
+    maxNumBatchedTokens: {initial: 512, min: 64, max: 4096}
+    priorityPolicy: {initial: Deadline, choices: [Deadline, DecodeFirst, PrefillFirst, ShortestFirst]}
+    deadlineMargin: {initial: 20, min: 0, max: 50}
+    maxNumSeqs: {initial: 64, min: 8, max: 64}
+    mode: {initial: Chunked, choices: [Chunked, Disaggregated]}
+    prefillShare: {initial: 50, min: 10, max: 90}
+  tuning: {enabled: true, window: 15s}
+  override: {maxNumBatchedTokens: 256, expiresAfter: 10m}
+)",
+                                     "chat.yaml");
+  ASSERT_TRUE(result) << result.failure().text();
+  const EngineSpec& spec = result->manifest.spec;
+  EXPECT_EQ(spec.objectives.itl, std::chrono::milliseconds(50));
+  EXPECT_EQ(spec.knobs.mode.choices.size(), 2U);
+  ASSERT_TRUE(spec.override_);
+  EXPECT_EQ(spec.override_->max_num_batched_tokens, 256);
+  EXPECT_EQ(spec.override_->expires_after, std::chrono::minutes(10));
+}
+
+TEST(DocumentedManifest, the_synthetic_form_reads) {
+  const auto result = parse_manifest(R"(apiVersion: rubato.dev/v1alpha1
+kind: Engine
+metadata: {name: chat}
+spec:
+  model:
+    synthetic: {architecture: Llama, hiddenSize: 512, layers: 8, heads: 8, kvHeads: 4, feedForward: 1408, vocabulary: 4096, seed: 1}
+)",
+                                     "chat.yaml");
+  ASSERT_TRUE(result) << result.failure().text();
+  EXPECT_EQ(result->manifest.spec.model.synthetic->feed_forward, 1408);
+}
+
+}  // namespace
+}  // namespace rubato
