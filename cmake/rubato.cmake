@@ -29,8 +29,9 @@ endfunction()
 
 # What nearly every test includes, compiled once: parsing it again in each of them would double the build.
 function(rubato_test_headers)
-  file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/test_headers.cpp "")
-  add_library(rubato_test_headers OBJECT ${CMAKE_CURRENT_BINARY_DIR}/test_headers.cpp)
+  # An executable, because a precompiled header serves only targets that are compiled with the same flags.
+  file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/test_headers.cpp CONTENT "int main() {}\n")
+  add_executable(rubato_test_headers ${CMAKE_CURRENT_BINARY_DIR}/test_headers.cpp)
   rubato_test_options(rubato_test_headers)
   target_link_libraries(rubato_test_headers PRIVATE rubato_flags GTest::gmock nlohmann_json::nlohmann_json)
   target_precompile_headers(rubato_test_headers PRIVATE <gmock/gmock.h> <gtest/gtest.h> <nlohmann/json.hpp> <algorithm> <chrono>

@@ -111,18 +111,22 @@ class LaneThread final : public OwnedServing {
     return number;
   }
 
-  std::shared_ptr<const ServingStatus> status() const override { return status_.load(); }
+  std::shared_ptr<const ServingStatus> status() const override {
+    // The lane publishes after each step; that the door is closed must show at once.
+    auto status = std::make_shared<ServingStatus>(*status_.load());
+    const std::lock_guard lock(door_);
+    status->draining = draining_;
+    status->failure = failure_;
+    return status;
+  }
 
   void set_objectives(const ObjectivesSpec& objectives) override { objectives_.store(objectives); }
   ObjectivesSpec objectives() const override { return *objectives_.load(); }
   TimePoint now() const override { return steady_now(); }
 
   void begin_drain() override {
-    {
-      const std::lock_guard lock(door_);
-      draining_ = true;
-    }
-    moves_.nudge();  // the status says so soon
+    const std::lock_guard lock(door_);
+    draining_ = true;
   }
 
   bool idle() const override {
@@ -184,6 +188,7 @@ class LaneThread final : public OwnedServing {
         if (!worked) moves_.wait(stop, idle_wait);
       }
       fail_all(Error{.code = ErrorCode::Unavailable, .field = {}, .message = "the server is shutting down"});
+      publish(false);
     } catch (const std::exception& exception) {
       // Nothing in the loop is meant to throw; bad_alloc is what is left. Readiness turns false and the daemon exits.
       fail_all(Error{.code = ErrorCode::Internal, .field = {}, .message = std::string("the lane stopped: ") + exception.what()});
@@ -309,11 +314,6 @@ class LaneThread final : public OwnedServing {
       status.last_step = lane_.record().end;
     } else {
       status.last_step = steady_now();
-    }
-    {
-      const std::lock_guard lock(door_);
-      status.draining = draining_;
-      status.failure = failure_;
     }
     status_.store(std::move(status));
   }

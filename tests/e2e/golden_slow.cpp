@@ -95,7 +95,7 @@ TEST_P(GoldenModel, logprobs_are_the_golden_ones) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Stories, GoldenModel, ::testing::Values("stories260k", "stories260k-bf16"),
-                         [](const auto& info) { return std::string(info.param) == "stories260k" ? "F32" : "BF16"; });
+                         [](const auto& parameter) { return std::string(parameter.param) == "stories260k" ? "F32" : "BF16"; });
 
 }  // namespace
 }  // namespace rubato::test

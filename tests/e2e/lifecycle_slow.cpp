@@ -97,9 +97,9 @@ TEST(Lifecycle, a_full_queue_answers_429_with_retry_after) {
   EXPECT_TRUE(refused.headers.contains("retry-after"));
   clients.clear();  // everybody leaves: all blocks come back
   EXPECT_TRUE(eventually([&] {
-    return daemon.metric("vllm:num_requests_running{model_name=\"life\",engine=\"0\"}") == 0.0 &&
-           daemon.metric("vllm:num_requests_waiting{model_name=\"life\",engine=\"0\"}") == 0.0 &&
-           daemon.metric("vllm:kv_cache_usage_perc{model_name=\"life\",engine=\"0\"}") == 0.0;
+    return daemon.metric("vllm:num_requests_running{engine=\"0\",model_name=\"life\"}") == 0.0 &&
+           daemon.metric("vllm:num_requests_waiting{engine=\"0\",model_name=\"life\"}") == 0.0 &&
+           daemon.metric("vllm:kv_cache_usage_perc{engine=\"0\",model_name=\"life\"}") == 0.0;
   }));
   EXPECT_EQ(daemon.data("POST", "/v1/completions", json{{"model", "life"}, {"prompt", "hi"}, {"max_tokens", 2}}.dump()).status,
             200);
@@ -142,7 +142,7 @@ TEST(Lifecycle, bad_manifests_never_start) {
 
   DaemonProcess check({"--manifest", bad, "--check"});
   EXPECT_EQ(check.wait_exit(std::chrono::seconds(20)), 1);
-  EXPECT_THAT(check.log(), HasSubstr("b.yaml:14:"));
+  EXPECT_THAT(check.log(), HasSubstr("b.yaml:12:3 spec.bogus"));
 
   DaemonProcess good({"--manifest", folder.write("c.yaml", manifest).string(), "--check"});
   EXPECT_EQ(good.wait_exit(std::chrono::seconds(20)), 0) << good.log();
