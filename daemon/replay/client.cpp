@@ -96,7 +96,7 @@ class Load {
   Load(const Workload& workload, const ClientOptions& options, const std::function<void(const Progress&)>& progress)
       : workload_(workload), options_(options), progress_(progress), timer_(io_), ticker_(io_), poller_(io_) {}
 
-  Result<Run> run(const Target& target, const std::optional<Target>& control, const std::stop_token& stop) {
+  Result<LoadRun> run(const Target& target, const std::optional<Target>& control, const std::stop_token& stop) {
     target_ = target;
     if (auto ready = prepare(); !ready) return Unexpected(std::move(ready).error());
     io_.restart();
@@ -295,7 +295,7 @@ class Load {
   const Workload& workload_;
   const ClientOptions& options_;
   const std::function<void(const Progress&)>& progress_;
-  Run run_;
+  LoadRun run_;
   Target target_;
   std::string model_;
   std::size_t sent_ = 0;
@@ -315,8 +315,8 @@ class Load {
 
 }  // namespace
 
-Result<Run> run_load(const Workload& workload, const ClientOptions& options, const std::function<void(const Progress&)>& progress,
-                     std::stop_token stop) {
+Result<LoadRun> run_load(const Workload& workload, const ClientOptions& options,
+                         const std::function<void(const Progress&)>& progress, std::stop_token stop) {
   const Result<Target> target = parse_url("--url", options.url);
   if (!target) return Unexpected(target.error());
   std::optional<Target> control;

@@ -30,7 +30,7 @@ struct SettingsChange {
   std::string settings;
 };
 
-struct Run {
+struct LoadRun {
   std::vector<Outcome> outcomes;  // in order of their end; requests cut off by a stop are not among them
   std::vector<SettingsChange> settings;
   Duration elapsed{};
@@ -50,7 +50,7 @@ struct Progress {
 
 /// Runs to the last answer, or until stop. Single-threaded; returns errors only where nothing could be sent at all (bad url,
 /// server absent).
-[[nodiscard]] Result<Run> run_load(const Workload& workload, const ClientOptions& options,
-                                   const std::function<void(const Progress&)>& progress, std::stop_token stop);
+[[nodiscard]] Result<LoadRun> run_load(const Workload& workload, const ClientOptions& options,
+                                       const std::function<void(const Progress&)>& progress, std::stop_token stop);
 
 }  // namespace rubato::replay

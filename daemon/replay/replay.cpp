@@ -9,7 +9,7 @@ Result<Report> replay(const Options& options, const std::function<void(const std
   const auto progress = [&](const Progress& state) {
     if (line) line(progress_line(*workload, state, options.targets));
   };
-  const Result<Run> run = run_load(*workload, options.client, progress, std::move(stop));
+  const Result<LoadRun> run = run_load(*workload, options.client, progress, std::move(stop));
   if (!run) return Unexpected(run.error());
   return summarize(*workload, *run, options.targets);
 }

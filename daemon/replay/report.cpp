@@ -57,7 +57,7 @@ std::string settings_at(const std::vector<SettingsChange>& changes, Duration at)
 }
 
 /// Splits a phase at its changes of settings: how it was before the first and after the last.
-void compare(const Run& run, const Targets& targets, const Phase& phase, std::uint32_t index, PhaseFigures& figures) {
+void compare(const LoadRun& run, const Targets& targets, const Phase& phase, std::uint32_t index, PhaseFigures& figures) {
   figures.settings_at_start = settings_at(run.settings, phase.start);
   figures.settings_at_end = settings_at(run.settings, phase.start + phase.length);
   std::optional<Duration> first, last;
@@ -199,7 +199,7 @@ bool is_good(const Outcome& outcome, const Targets& targets) {
   return !itl || *itl <= targets.itl;
 }
 
-Report summarize(const Workload& workload, const Run& run, const Targets& targets) {
+Report summarize(const Workload& workload, const LoadRun& run, const Targets& targets) {
   Report report;
   report.targets = targets;
   report.settings = run.settings;

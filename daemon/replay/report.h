@@ -56,7 +56,7 @@ struct Report {
 
 [[nodiscard]] bool is_good(const Outcome& outcome, const Targets& targets);
 
-[[nodiscard]] Report summarize(const Workload& workload, const Run& run, const Targets& targets);
+[[nodiscard]] Report summarize(const Workload& workload, const LoadRun& run, const Targets& targets);
 
 [[nodiscard]] std::string to_table(const Report& report);
 [[nodiscard]] nlohmann::ordered_json to_json(const Report& report);
