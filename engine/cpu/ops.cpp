@@ -25,7 +25,20 @@ std::int32_t tasks_for(std::int32_t count, std::int32_t per_task) {
   return (count + per_task - 1) / per_task;
 }
 
+constexpr std::int64_t shared_work_min = 1 << 18;  // one or two microseconds
+constexpr std::int64_t elementwise_work = 16;      // of one element, against a multiply-add of linear
+
+std::int64_t elements_of(const Matrix& matrix) {
+  return static_cast<std::int64_t>(matrix.rows) * matrix.columns;
+}
+
 }  // namespace
+
+template <class Body>
+void CpuOps::share(std::int64_t work, std::int32_t count, Body&& body) {
+  if (work >= shared_work_min) return workers_.run(count, body);
+  for (std::int32_t task = 0; task < count; ++task) body(task, 0);
+}
 
 CpuOps::CpuOps(DataType dtype, KernelPath path, std::int32_t threads)
     : dtype_(dtype), kernels_(kernels_of(path, dtype)), workers_(threads) {
@@ -204,18 +217,19 @@ void CpuOps::embed_token(const Linear& linear, TokenId token, float* out) const 
 
 void CpuOps::embed(LinearId table, std::span<const TokenId> tokens, const Matrix& out) {
   const Linear& linear = linear_at(table);
-  workers_.run(tasks_for(static_cast<std::int32_t>(tokens.size()), elementwise_rows), [&](std::int32_t task, std::int32_t) {
-    const std::size_t begin = static_cast<std::size_t>(task) * elementwise_rows;
-    const std::size_t end = std::min(tokens.size(), begin + elementwise_rows);
-    for (std::size_t i = begin; i < end; ++i) {
-      embed_token(linear, tokens[i], reinterpret_cast<float*>(row_of(out, static_cast<std::int64_t>(i))));
-    }
-  });
+  share(elements_of(out) * elementwise_work, tasks_for(static_cast<std::int32_t>(tokens.size()), elementwise_rows),
+        [&](std::int32_t task, std::int32_t) {
+          const std::size_t begin = static_cast<std::size_t>(task) * elementwise_rows;
+          const std::size_t end = std::min(tokens.size(), begin + elementwise_rows);
+          for (std::size_t i = begin; i < end; ++i) {
+            embed_token(linear, tokens[i], reinterpret_cast<float*>(row_of(out, static_cast<std::int64_t>(i))));
+          }
+        });
 }
 
 void CpuOps::norm_rows(const Matrix& x, const Matrix* delta, NormId weight, float epsilon, const Matrix& out) {
   const Norm& norm = norms_.at(static_cast<std::size_t>(weight.value));
-  workers_.run(tasks_for(x.rows, elementwise_rows), [&](std::int32_t task, std::int32_t) {
+  share(elements_of(x) * elementwise_work, tasks_for(x.rows, elementwise_rows), [&](std::int32_t task, std::int32_t) {
     const std::int32_t end = std::min(x.rows, (task + 1) * elementwise_rows);
     for (std::int32_t row = task * elementwise_rows; row < end; ++row) {
       kernels_.norm({.x = reinterpret_cast<float*>(row_of(x, row)),
@@ -259,10 +273,11 @@ void CpuOps::linear(LinearId id, const Matrix& x, const Matrix& out) {
   // A task takes several neighbouring panels where there are many: what a kernel fetches ahead is then its own next panel.
   const std::int32_t run = std::max(1, linear.panels / (linear_tasks_per_thread * workers_.thread_count()));
   const std::int32_t runs = tasks_for(linear.panels, run);
-  workers_.run(tasks_for(x.rows, linear_rows) * runs, [&](std::int32_t task, std::int32_t worker) {
-    const std::int32_t end = std::min(linear.panels, (task % runs + 1) * run);
-    for (std::int32_t panel = task % runs * run; panel < end; ++panel) one_panel(task / runs * linear_rows, panel, worker);
-  });
+  share(static_cast<std::int64_t>(x.rows) * linear.panels * panel_cells, tasks_for(x.rows, linear_rows) * runs,
+        [&](std::int32_t task, std::int32_t worker) {
+          const std::int32_t end = std::min(linear.panels, (task % runs + 1) * run);
+          for (std::int32_t panel = task % runs * run; panel < end; ++panel) one_panel(task / runs * linear_rows, panel, worker);
+        });
 }
 
 std::uint32_t* CpuOps::layer_cache(std::int32_t layer) const {
@@ -284,7 +299,7 @@ void CpuOps::rope_and_store(const Matrix& qkv, std::int32_t layer, std::span<con
     common.epsilon = norm->epsilon;
   }
   std::uint32_t* cache = layer_cache(layer);
-  workers_.run(tasks_for(qkv.rows, elementwise_rows), [&](std::int32_t task, std::int32_t) {
+  share(elements_of(qkv) * elementwise_work, tasks_for(qkv.rows, elementwise_rows), [&](std::int32_t task, std::int32_t) {
     const std::int32_t end = std::min(qkv.rows, (task + 1) * elementwise_rows);
     for (std::int32_t row = task * elementwise_rows; row < end; ++row) {
       const SequenceSpan& sequence = sequences[static_cast<std::size_t>(token_sequence_[static_cast<std::size_t>(row)])];
@@ -307,7 +322,9 @@ void CpuOps::attention(const Matrix& query, std::int32_t layer, std::span<const 
   const std::int32_t head_parts = tasks_for(group, head_count);
   const std::int32_t tokens = attention_rows_max / head_count;
   pieces_.clear();
+  std::int64_t positions = 0;
   for (std::size_t i = 0; i < sequences.size(); ++i) {
+    positions += static_cast<std::int64_t>(sequences[i].count) * (sequences[i].position + sequences[i].count);
     for (std::int32_t token = 0; token < sequences[i].count; token += tokens) {
       pieces_.push_back(
           {.sequence = static_cast<std::int32_t>(i), .token = token, .count = std::min(tokens, sequences[i].count - token)});
@@ -316,7 +333,7 @@ void CpuOps::attention(const Matrix& query, std::int32_t layer, std::span<const 
   const std::int32_t per_piece = shape_.kv_heads * head_parts;
   const std::int32_t count = static_cast<std::int32_t>(pieces_.size()) * per_piece;
   const std::uint32_t* cache = layer_cache(layer);
-  workers_.run(count, [&](std::int32_t task, std::int32_t worker) {
+  share(2 * positions * shape_.query_columns(), count, [&](std::int32_t task, std::int32_t worker) {
     // Last first: a chunk's last tokens see the most and would keep one thread busy while the others wait.
     const std::int32_t index = count - 1 - task;
     const AttentionPiece& piece = pieces_[static_cast<std::size_t>(index / per_piece)];

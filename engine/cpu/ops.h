@@ -61,6 +61,10 @@ class CpuOps final : public HostOps {
 
   /// Scratch of each worker.
   [[nodiscard]] Result<void> make_scratch();
+  /// Runs tasks on the workers, or right here when work (in multiply-adds, roughly) is less than handing it over costs. On a busy
+  /// machine a worker may hold its task for a time slice, so small operations must not depend on one.
+  template <class Body>
+  void share(std::int64_t work, std::int32_t count, Body&& body);
   [[nodiscard]] Linear& linear_at(LinearId id);
   [[nodiscard]] Place place_of(const Linear& linear, std::int32_t output) const;
   void load_row(const Linear& linear, std::int32_t output, const TensorView& rows, std::int64_t row) const;
