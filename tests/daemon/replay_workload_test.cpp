@@ -183,6 +183,18 @@ TEST(ReplayWorkload, public_traces_read_in_full) {
   EXPECT_EQ(count("sharegpt_8k_filtered_stats_llama2_tokenizer.csv"), 30731u);
 }
 
+TEST(ReplayWorkload, every_example_profile_reads) {
+  int count = 0;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(std::filesystem::path(RUBATO_SOURCE_DIR) / "manifests/examples/load")) {
+    const auto workload =
+        read_workload({.trace = entry.path(), .format = TraceFormat::Profile, .seconds = {}, .max_model_len = {}});
+    EXPECT_TRUE(workload) << (workload ? "" : workload.error().message);
+    ++count;
+  }
+  EXPECT_GT(count, 0);
+}
+
 TEST(ReplayOptions, flags_are_read_in_both_spellings) {
   const auto options =
       parse_options({"--url", "http://h:1", "--trace=t.yaml", "--rate-scale=2.5", "--ttft", "1.5s", "--itl=20ms", "--seconds",
