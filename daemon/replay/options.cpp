@@ -103,7 +103,7 @@ const std::vector<Flag>& flags() {
        number<double>(1e-6, 1e6, [](Options& o) -> double& { return o.workload.length_scale; })},
       {"--rate", "R", "requests per second of format lengths [1]",
        number<double>(1e-6, 1e6, [](Options& o) -> double& { return o.workload.rate; })},
-      {"--seconds", "N", "no arrivals after N seconds", set_seconds},
+      {"--seconds", "N", "no arrivals after N seconds; the phases of a profile repeat until then", set_seconds},
       {"--max-model-len", "N", "shorten requests to N tokens in all",
        number<std::int32_t>(2, 1 << 30, [](Options& o) -> std::optional<std::int32_t>& { return o.workload.max_model_len; })},
       {"--ttft", "TIME", "target of the time to the first token [500ms]",

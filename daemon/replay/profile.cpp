@@ -13,7 +13,7 @@
 namespace rubato::replay {
 namespace {
 
-constexpr std::size_t phases_max = 1000;
+constexpr std::size_t phases_max = 10000;
 constexpr std::size_t arrivals_max = 10'000'000;
 constexpr double p90_of_normal = 1.2815515655446004;
 
@@ -129,7 +129,7 @@ Workload draw(const YAML::Node& root, const Reader& reader, const WorkloadOption
   reader.expect_keys(root, {"phases"});
   const YAML::Node phases = root["phases"];
   if (!phases || !phases.IsSequence() || phases.size() == 0 || phases.size() > phases_max) {
-    reader.fail(root, "phases must be a list of 1 to 1000 phases");
+    reader.fail(root, "phases must be a list of 1 to " + std::to_string(phases_max) + " phases");
   }
   std::mt19937_64 random(options.seed);
   Workload workload;
@@ -137,14 +137,20 @@ Workload draw(const YAML::Node& root, const Reader& reader, const WorkloadOption
   const auto duration = [](double seconds) {
     return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
   };
-  for (const YAML::Node& node : phases) {
+  // Once, or over and over until options.seconds are full.
+  const double seconds_wanted = options.seconds ? std::chrono::duration<double>(*options.seconds).count() : 0;
+  for (std::size_t count = 0; count < phases.size() || start < seconds_wanted; ++count) {
+    if (count == phases_max) break;
+    const YAML::Node& node = phases[count % phases.size()];
+    const std::size_t round = count / phases.size();
     reader.expect_keys(node, {"name", "seconds", "rate", "prompt", "output"});
     const double seconds = reader.member(node, "seconds", 0.001, 1e6);
     const double rate = reader.member(node, "rate", 1e-6, 1e6) * options.rate_scale;
     const Distribution prompt = reader.distribution(node, "prompt");
     const Distribution output = reader.distribution(node, "output");
     const auto index = static_cast<std::uint32_t>(workload.phases.size());
-    const std::string name = node["name"] ? node["name"].as<std::string>() : "phase " + std::to_string(index + 1);
+    std::string name = node["name"] ? node["name"].as<std::string>() : "phase " + std::to_string(count % phases.size() + 1);
+    if (round > 0) name += " " + std::to_string(round + 1);
     workload.phases.push_back({name, duration(start), duration(seconds)});
     std::exponential_distribution<double> gap(rate);
     for (double at = gap(random); at < seconds; at += gap(random)) {

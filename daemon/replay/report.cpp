@@ -2,6 +2,7 @@
 #include "daemon/replay/report.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 
@@ -140,6 +141,21 @@ nlohmann::ordered_json milliseconds_json(const std::optional<Duration>& duration
   return std::round(milliseconds(*duration) * 1000) / 1000;
 }
 
+constexpr std::array settings_numbers{"number", "maxNumBatchedTokens", "maxNumSeqs", "deadlineMargin"};
+
+/// `#3 Deadline, budget 512, 32 sequences, margin 20 %`; as it came where it has other fields.
+std::string describe_settings(const std::string& settings) {
+  const nlohmann::json json = nlohmann::json::parse(settings, nullptr, false);
+  const auto number = [&](const char* name) { return std::to_string(json[name].get<std::int64_t>()); };
+  const bool known = json.is_object() && json.contains("priorityPolicy") && json["priorityPolicy"].is_string() &&
+                     std::all_of(settings_numbers.begin(), settings_numbers.end(),
+                                 [&](const char* name) { return json.contains(name) && json[name].is_number_integer(); });
+  if (!known) return settings;
+  const auto policy = json["priorityPolicy"].get<std::string>();
+  return "#" + number("number") + " " + policy + ", budget " + number("maxNumBatchedTokens") + ", " + number("maxNumSeqs") +
+         " sequences" + (policy == "Deadline" ? ", margin " + number("deadlineMargin") + " %" : "");
+}
+
 nlohmann::ordered_json settings_json(const std::string& settings) {
   return settings.empty() ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json::parse(settings, nullptr, false);
 }
@@ -206,6 +222,7 @@ Report summarize(const Workload& workload, const LoadRun& run, const Targets& ta
   std::vector<Samples> samples(workload.phases.size());
   Samples all;
   for (const Phase& phase : workload.phases) {
+    if (phase.start >= run.elapsed && !report.phases.empty()) break;  // a stop came before it began
     PhaseFigures figures;
     figures.name = phase.name;
     // A phase that a stop cut short lasted only until then.
@@ -244,10 +261,10 @@ std::string to_table(const Report& report) {
     if (figures.settings_at_start.empty()) continue;
     text += "settings in " + figures.name + ": ";
     if (figures.settings_at_start == figures.settings_at_end) {
-      text += figures.settings_at_end + "\n";
+      text += describe_settings(figures.settings_at_end) + "\n";
       continue;
     }
-    text += figures.settings_at_start + " -> " + figures.settings_at_end + "\n";
+    text += describe_settings(figures.settings_at_start) + " -> " + describe_settings(figures.settings_at_end) + "\n";
     text += "  attained before the first change " +
             fixed(PhaseFigures::percent(figures.good_before, figures.requests_before), 1) + "% of " +
             std::to_string(figures.requests_before) + ", after the last " +
@@ -292,7 +309,7 @@ std::string progress_line(const Workload& workload, const Progress& progress, co
                      std::to_string(progress.in_flight) + "  failed " + std::to_string(progress.failed) + "  ttft p90 " +
                      in_milliseconds(nearest_rank(ttft, 90)) + " ms  itl p90 " + in_milliseconds(nearest_rank(itl, 90)) +
                      " ms  attained " + (recent > 0 ? fixed(PhaseFigures::percent(good, recent), 0) + "%" : std::string("-"));
-  if (!progress.settings.empty()) line += "  " + progress.settings.back().settings;
+  if (!progress.settings.empty()) line += "  " + describe_settings(progress.settings.back().settings);
   return line;
 }
 

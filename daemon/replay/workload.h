@@ -24,7 +24,8 @@ struct WorkloadOptions {
   double rate_scale = 1;              // how many times as many requests per second
   double length_scale = 1;            // both lengths are multiplied by it
   double rate = 1;                    // requests per second, Lengths only
-  std::optional<Duration> seconds;    // arrivals after it are left out; Lengths: how long to draw
+  std::optional<Duration>
+      seconds;  // arrivals after it are left out; Lengths: how long to draw; Profile: its phases repeat until then
   std::optional<std::int32_t> max_model_len;
   std::uint64_t seed = 1;
 };
