@@ -189,6 +189,52 @@ double overhead_seconds(const engine::ModelConfig& config, PriorityPolicy policy
   return median_seconds(301, [&] { lane.step(now); });
 }
 
+struct Landing {
+  double worst_gap = 0;  // seconds, of the running streams
+  double ttft = 0;       // seconds, of the prompt
+};
+
+/// One prompt of 1024 tokens lands on four running streams.
+Landing land_prompt(engine::Backend& backend, PriorityPolicy policy, std::int32_t budget, std::int32_t blocks) {
+  constexpr std::uint64_t streams = 4;
+  engine::LaneOptions options;
+  options.limits = {.max_model_len = 2 * longest_chunk, .max_num_seqs = 8, .max_waiting = 8, .block_count = blocks};
+  options.initial.knobs = KnobValues{.max_num_batched_tokens = budget, .max_num_seqs = 8, .priority_policy = policy};
+  engine::Lane lane(backend, options);
+  const auto now = [] { return TimePoint(std::chrono::duration_cast<Duration>(Clock::now().time_since_epoch())); };
+  const auto add = [&](std::uint64_t id, std::int32_t prompt, std::int32_t answer) {
+    engine::Request request;
+    request.id = SequenceId{id};
+    request.prompt.assign(static_cast<std::size_t>(prompt), static_cast<TokenId>(id));
+    request.sampling.temperature = 0;
+    request.sampling.max_new_tokens = answer;
+    request.sampling.ignore_eos = true;
+    request.arrival = now();
+    request.ttft_target = std::chrono::seconds(3);
+    request.itl_target = std::chrono::milliseconds(200);
+    CHECK(lane.add(std::move(request)).has_value());
+  };
+  for (std::uint64_t id = 1; id <= streams; ++id) add(id, 32, 600);
+  for (int i = 0; i < 30; ++i) lane.step(now);  // also teaches the step-time model
+  std::vector<TimePoint> last(streams + 1, now());
+  const TimePoint landed = now();
+  add(streams + 1, longest_chunk, 8);
+  Landing result;
+  for (bool done = false; !done && lane.step(now);) {
+    for (const engine::TokenEvent& event : lane.events()) {
+      if (event.id.value <= streams) {
+        TimePoint& before = last[event.id.value];
+        result.worst_gap = std::max(result.worst_gap, to_seconds(event.time - before));
+        before = event.time;
+      } else if (event.index == 0) {
+        result.ttft = to_seconds(event.time - landed);
+      }
+      done = done || (event.id.value > streams && event.finish.has_value());
+    }
+  }
+  return result;
+}
+
 std::string share(double part, double whole) {
   char text[32];
   std::snprintf(text, sizeof text, whole > 0 ? "%3.0f %%" : "  -", 100 * part / whole);
@@ -213,13 +259,14 @@ int run(const Options& options) {
     }
     weights = std::move(*opened);
   }
-  const std::int32_t blocks = std::max(largest_batch * (decode_context / kv_block_tokens + 1), longest_chunk / kv_block_tokens);
+  const std::int32_t blocks =
+      std::max(largest_batch * (decode_context / kv_block_tokens + 1), 5 * longest_chunk / kv_block_tokens);
   auto backend = engine::make_cpu_backend(*config, *weights,
                                           {.dtype = options.dtype,
                                            .block_count = blocks,
                                            .max_tokens_per_step = longest_chunk,
                                            .max_rows = largest_batch,
-                                           .max_model_len = longest_chunk,
+                                           .max_model_len = 2 * longest_chunk,
                                            .threads = options.threads});
   weights.reset();
   if (!backend) {
@@ -265,6 +312,21 @@ int run(const Options& options) {
     const double seconds = overhead_seconds(*config, policy.value);
     std::printf("%-14s %6.1f us\n", std::string(policy.name).c_str(), 1e6 * seconds);
     out["overhead"][std::string(policy.name)] = seconds;
+  }
+  std::printf("\none prompt of %d tokens on 4 running streams (targets: TTFT 3 s, ITL 200 ms)\n", longest_chunk);
+  std::printf("policy         budget   worst gap ms   TTFT ms\n");
+  for (const auto& policy : enum_names<PriorityPolicy>) {
+    for (const std::int32_t budget : {64, 256, 1024}) {
+      std::vector<Landing> runs;
+      for (int i = 0; i < options.repeats; ++i) runs.push_back(land_prompt(**backend, policy.value, budget, blocks));
+      const auto middle = runs.begin() + static_cast<std::ptrdiff_t>(runs.size() / 2);
+      std::nth_element(runs.begin(), middle, runs.end(),
+                       [](const Landing& a, const Landing& b) { return a.worst_gap < b.worst_gap; });
+      std::printf("%-14s %6d   %12.0f   %7.0f\n", std::string(policy.name).c_str(), budget, 1e3 * middle->worst_gap,
+                  1e3 * middle->ttft);
+      out["landing"].push_back(
+          {{"policy", policy.name}, {"budget", budget}, {"worstGap", middle->worst_gap}, {"ttft", middle->ttft}});
+    }
   }
   if (!options.json.empty() && !(std::ofstream(options.json) << out.dump(2) << "\n")) {
     std::fprintf(stderr, "rubato-bench: %s cannot be written\n", options.json.c_str());
