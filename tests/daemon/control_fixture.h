@@ -7,6 +7,7 @@
 
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,11 +26,13 @@ class RecordingServing final : public Serving {
   [[nodiscard]] Result<void> submit(std::vector<Submission> /*choices*/) override { return {}; }
   void cancel(SequenceId /*id*/, Outcome /*reason*/) override {}
   std::uint64_t apply(const KnobValues& knobs) override {
+    const std::lock_guard lock(mutex_);
     applied.push_back(knobs);
     status_.settings = {.number = status_.settings.number + 1, .knobs = knobs};
     return status_.settings.number;
   }
   [[nodiscard]] std::shared_ptr<const ServingStatus> status() const override {
+    const std::lock_guard lock(mutex_);
     return std::make_shared<const ServingStatus>(status_);
   }
   void set_objectives(const ObjectivesSpec& objectives) override { objectives_ = objectives; }
@@ -43,6 +46,9 @@ class RecordingServing final : public Serving {
   std::vector<KnobValues> applied;
   TimePoint time{};
   bool is_idle = true;
+
+ private:
+  mutable std::mutex mutex_;  // probes look at the status without the reconciler's lock
 };
 
 class RecordedExchange final : public http::Exchange {
