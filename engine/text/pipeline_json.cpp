@@ -83,6 +83,14 @@ const std::string& read_replacement(const JsonField& stage) {
   return text;
 }
 
+std::optional<UnicodeForm> unicode_form(std::string_view name) {
+  if (name == "NFC") return UnicodeForm::Nfc;
+  if (name == "NFD") return UnicodeForm::Nfd;
+  if (name == "NFKC") return UnicodeForm::Nfkc;
+  if (name == "NFKD") return UnicodeForm::Nfkd;
+  return std::nullopt;
+}
+
 MetaspaceStep::Prepend read_prepend(const JsonField& stage) {
   const std::optional<JsonField> scheme = stage.find("prepend_scheme");
   if (!scheme) {
@@ -104,8 +112,10 @@ Normalizer read_normalizer(const std::optional<JsonField>& field) {
       steps.emplace_back(PrependStep{bounded(stage.at("prepend"), replacement_bytes_max)});
     } else if (type == "Replace") {
       steps.emplace_back(ReplaceStep{literal_pattern(stage.at("pattern")), bounded(stage.at("content"), replacement_bytes_max)});
+    } else if (const std::optional<UnicodeForm> form = unicode_form(type)) {
+      steps.emplace_back(UnicodeStep{*form});
     } else {
-      refuse(stage, "Sequence, Prepend, Replace");
+      refuse(stage, "Sequence, Prepend, Replace, NFC, NFD, NFKC, NFKD");
     }
   }
   return Normalizer(std::move(steps));

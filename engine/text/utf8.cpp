@@ -77,6 +77,16 @@ Character character_at(std::string_view text, std::size_t offset) {
   return {((first & 0x07) << 18) | ((byte(1) & 0x3F) << 12) | ((byte(2) & 0x3F) << 6) | (byte(3) & 0x3F), 4};
 }
 
+std::size_t leading_ascii(std::string_view text) {
+  std::size_t offset = 0;
+  for (std::uint64_t eight = 0; offset + sizeof eight <= text.size(); offset += sizeof eight) {
+    std::memcpy(&eight, text.data() + offset, sizeof eight);
+    if ((eight & 0x8080808080808080ULL) != 0) break;
+  }
+  while (offset < text.size() && static_cast<unsigned char>(text[offset]) < 0x80) ++offset;
+  return offset;
+}
+
 void append_utf8(std::string& out, char32_t code_point) {
   const auto tail = [&](unsigned shift) { out.push_back(static_cast<char>(0x80 | ((code_point >> shift) & 0x3F))); };
   if (code_point < 0x80) {

@@ -22,6 +22,9 @@ struct Character {
 /// The character at offset of valid UTF-8; offset < text.size() and at the start of a character.
 [[nodiscard]] Character character_at(std::string_view text, std::size_t offset);
 
+/// Bytes at the front of text that are ASCII.
+[[nodiscard]] std::size_t leading_ascii(std::string_view text);
+
 void append_utf8(std::string& out, char32_t code_point);
 
 /// Moves every decided character of pending to out. Each maximal ill-formed part becomes one U+FFFD (the practice Unicode

@@ -63,7 +63,7 @@ TEST(Loader, stages_that_are_not_built_are_refused_by_name) {
       byte_level_json(),
       {
           {"/model/type", "Unigram", "`Unigram` is not supported; supported is BPE"},
-          {"/normalizer", {{"type", "NFKC"}}, "normalizer.type: `NFKC` is not supported"},
+          {"/normalizer", {{"type", "Lowercase"}}, "normalizer.type: `Lowercase` is not supported"},
           {"/normalizer", {{"type", "Replace"}, {"pattern", {{"Regex", "a+"}}}, {"content", ""}}, "only literal patterns"},
           {"/normalizer", {{"type", "Replace"}, {"pattern", {{"String", ""}}}, {"content", ""}}, "the pattern is empty"},
           {"/pre_tokenizer/type", "BertPreTokenizer", "`BertPreTokenizer` is not supported"},

@@ -96,7 +96,8 @@ Offences third_party_offences(const SourceFile& file) {
       {"spdlog/", {"daemon/"}},
       {"fmt/", {"daemon/"}},
       {"prometheus/", {"daemon/metrics/"}},
-      {"pcre2", {"engine/text/"}}};
+      {"pcre2", {"engine/text/"}},
+      {"utf8proc", {"engine/text/normalizer"}}};
   static const std::regex include(R"re(^\s*#\s*include\s*[<"]([^>"]+)[>"])re");
   Offences offences;
   if (!in_product(file)) return offences;
