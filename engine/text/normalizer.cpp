@@ -40,6 +40,8 @@ utf8proc_propval_t combining_class(CodePoint code_point) {
 /// Whether a decomposed code point is neither reordered nor composed with what stands before it. Those that are: marks, and the
 /// vowels and final consonants of Hangul.
 bool begins_group(CodePoint code_point) {
+  // An old vowel just below the final consonants. Nothing joins it, but utf8proc 2.8 takes it for the absent final and drops it.
+  if (code_point == 0x11A7) return true;
   const utf8proc_property_t& property = *utf8proc_get_property(code_point);
   const bool mark = property.category == UTF8PROC_CATEGORY_MN || property.category == UTF8PROC_CATEGORY_MC ||
                     property.category == UTF8PROC_CATEGORY_ME;

@@ -58,8 +58,9 @@ TEST(UnicodeForms, examples_of_the_standard_hold) {
       {U"\u0958", U"\u0915\u093C", U"\u0915\u093C", U"\u0915\u093C", U"\u0915\u093C"},              // never composed again
       {U"\u1100\u1161\u11A8", U"\uAC01", U"\u1100\u1161\u11A8", U"\uAC01", U"\u1100\u1161\u11A8"},  // Hangul by rule
       {U"\uAC00\u11A8", U"\uAC01", U"\u1100\u1161\u11A8", U"\uAC01", U"\u1100\u1161\u11A8"},
-      {U"\u0BC6\u0BBE", U"\u0BCA", U"\u0BC6\u0BBE", U"\u0BCA", U"\u0BC6\u0BBE"},  // two of class 0
-      {U"\uFB01", U"\uFB01", U"\uFB01", U"fi", U"fi"},                            // compatibility only
+      {U"\uAC1C\u11A7", U"\uAC1C\u11A7", U"\u1100\u1162\u11A7", U"\uAC1C\u11A7", U"\u1100\u1162\u11A7"},  // no final, so it stays
+      {U"\u0BC6\u0BBE", U"\u0BCA", U"\u0BC6\u0BBE", U"\u0BCA", U"\u0BC6\u0BBE"},                          // two of class 0
+      {U"\uFB01", U"\uFB01", U"\uFB01", U"fi", U"fi"},                                                    // compatibility only
       {U"\u1E9B\u0323", U"\u1E9B\u0323", U"\u017F\u0323\u0307", U"\u1E69", U"s\u0323\u0307"},
       {U"\u0301a", U"\u0301a", U"\u0301a", U"\u0301a", U"\u0301a"},  // nothing to stand on
   };
