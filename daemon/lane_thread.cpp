@@ -30,8 +30,8 @@ struct Cancel {
 
 using Move = std::variant<Submission, Cancel>;
 
-// What the door remembers of an outstanding choice, so that each id is cancelled at most once and the move queue stays bounded by
-// two moves per outstanding choice.
+// What the door remembers of an outstanding choice, so that each id is cancelled at most once and the move queue stays bounded: two
+// moves per outstanding choice, and the cancel of each that ended by itself before the lane took it.
 enum class Ticket : std::uint8_t { Open, Cancelled };
 
 struct Live {
@@ -47,7 +47,7 @@ class LaneThread final : public OwnedServing {
         vocabulary_(backend_->config().vocabulary),
         outstanding_max_(static_cast<std::size_t>(options.limits.max_waiting) +
                          static_cast<std::size_t>(options.limits.max_num_seqs)),
-        moves_(2 * outstanding_max_),
+        moves_(3 * outstanding_max_),
         settings_(Settings{.number = 1, .knobs = options.initial}),
         objectives_(options.objectives),
         lane_(*backend_, engine::LaneOptions{.limits = lane_limits(), .initial = *settings_.load()}),
@@ -87,7 +87,7 @@ class LaneThread final : public OwnedServing {
     for (Observer* observer : options_.observers) observer->on_request(static_cast<std::int32_t>(choices.size()));
     for (Submission& choice : choices) {
       tickets_.emplace(choice.request.id, Ticket::Open);
-      CHECK(moves_.try_push(Move(std::move(choice))), "the move queue holds two moves per ticket");
+      CHECK(moves_.try_push(Move(std::move(choice))), "the move queue holds three moves per ticket");
     }
     return {};
   }
@@ -97,7 +97,7 @@ class LaneThread final : public OwnedServing {
     const auto ticket = tickets_.find(id);
     if (ticket == tickets_.end() || ticket->second == Ticket::Cancelled) return;
     ticket->second = Ticket::Cancelled;
-    CHECK(moves_.try_push(Move(Cancel{.id = id, .reason = reason})), "the move queue holds two moves per ticket");
+    CHECK(moves_.try_push(Move(Cancel{.id = id, .reason = reason})), "the move queue holds three moves per ticket");
   }
 
   std::uint64_t apply(const KnobValues& knobs) override {

@@ -95,6 +95,7 @@ Metrics::Metrics(const MetricsOptions& options) : state_(std::make_unique<State>
 Metrics::~Metrics() = default;
 
 void Metrics::set_sources(MetricsSources sources) {
+  const std::lock_guard lock(state_->render_mutex);  // the control port may be scraped already
   state_->sources = std::move(sources);
 }
 

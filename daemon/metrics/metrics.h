@@ -46,7 +46,7 @@ class Metrics final : public Observer {
   explicit Metrics(const MetricsOptions& options);
   ~Metrics() override;
 
-  /// Before the first rendering, while no other thread uses the object.
+  /// Any thread; renderings from then on ask them.
   void set_sources(MetricsSources sources);
 
   void on_request(std::int32_t choices) override;
