@@ -2,30 +2,9 @@
 // A step takes no memory: every call of operator new in this program is counted, on every thread.
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <cstdlib>
-#include <new>
-
 #include "engine/cpu/backend.h"
 #include "tests/engine/backend_harness.h"
-
-namespace {
-
-std::atomic<std::int64_t> allocation_count{0};
-
-}  // namespace
-
-void* operator new(std::size_t size) {
-  allocation_count.fetch_add(1, std::memory_order_relaxed);
-  if (void* memory = std::malloc(size == 0 ? 1 : size)) return memory;
-  throw std::bad_alloc();
-}
-void operator delete(void* memory) noexcept {
-  std::free(memory);
-}
-void operator delete(void* memory, std::size_t) noexcept {
-  std::free(memory);
-}
+#include "tests/support/counted_allocations.h"
 
 namespace rubato::engine {
 namespace {
@@ -56,21 +35,21 @@ TEST(BackendAllocation, a_step_allocates_nothing_once_the_result_has_grown) {
       decodes.push_back(
           {.position = 29, .tokens = std::span(sequence.tokens).subspan(29, 1), .blocks = sequence.blocks, .sampling = &greedy});
     }
-    const std::int64_t before = allocation_count.load();
+    const std::uint64_t before = test::allocations;
     ASSERT_TRUE(backend->run(rows, result));
     ASSERT_TRUE(backend->run(decodes, result));
     ASSERT_TRUE(backend->run(std::span(decodes).first(1), result));
     ASSERT_TRUE(backend->run(rows, result));
     backend->released(sequences[0].blocks);
-    EXPECT_EQ(allocation_count.load() - before, 0);
+    EXPECT_EQ(test::allocations - before, 0U);
   }
 }
 
 TEST(BackendAllocation, the_counter_counts) {
-  const std::int64_t before = allocation_count.load();
+  const std::uint64_t before = test::allocations;
   std::vector<int> memory(100);
   EXPECT_EQ(memory[7], 0);
-  EXPECT_GT(allocation_count.load(), before);
+  EXPECT_GT(test::allocations, before);
 }
 
 }  // namespace

@@ -3,69 +3,16 @@
 // call of operator new in this executable.
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <cstdlib>
-#include <new>
-
 #include "tests/policies/scheduler_harness.h"
-
-namespace {
-std::atomic<std::uint64_t> allocations{0};
-
-void* counted(std::size_t size, std::size_t alignment) {
-  ++allocations;
-  void* memory = alignment <= alignof(std::max_align_t)
-                     ? std::malloc(size)
-                     : std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-}  // namespace
-
-[[gnu::noinline]] void* operator new(std::size_t size) {
-  return counted(size, 1);
-}
-[[gnu::noinline]] void* operator new[](std::size_t size) {
-  return counted(size, 1);
-}
-[[gnu::noinline]] void* operator new(std::size_t size, std::align_val_t alignment) {
-  return counted(size, static_cast<std::size_t>(alignment));
-}
-[[gnu::noinline]] void* operator new[](std::size_t size, std::align_val_t alignment) {
-  return counted(size, static_cast<std::size_t>(alignment));
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete[](void* memory) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete[](void* memory, std::size_t) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete[](void* memory, std::align_val_t) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete(void* memory, std::size_t, std::align_val_t) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept {
-  std::free(memory);
-}
+#include "tests/support/counted_allocations.h"
 
 namespace rubato::policies {
 namespace {
 
 TEST(SchedulerAllocation, the_counter_counts) {
-  const std::uint64_t before = allocations;
+  const std::uint64_t before = test::allocations;
   std::vector<int> something(100, 1);
-  EXPECT_GT(allocations, before);
+  EXPECT_GT(test::allocations, before);
   EXPECT_EQ(something.size(), 100u);
 }
 
@@ -89,7 +36,7 @@ TEST(SchedulerAllocation, planning_and_completing_allocate_nothing) {
                                  .ttft_target = std::chrono::milliseconds(id * 7919 % 5000),
                                  .itl_target = std::chrono::milliseconds(50)}));
     }
-    const std::uint64_t before = allocations;
+    const std::uint64_t before = test::allocations;
     for (int step = 0; step < 3000; ++step) {
       if (step % 500 == 250) {
         scheduler.apply(
@@ -103,7 +50,7 @@ TEST(SchedulerAllocation, planning_and_completing_allocate_nothing) {
       now += std::chrono::milliseconds(3);
       scheduler.complete(outcomes, now, std::chrono::milliseconds(3));
     }
-    EXPECT_EQ(allocations - before, 0u) << name_of(policy);
+    EXPECT_EQ(test::allocations - before, 0u) << name_of(policy);
     EXPECT_GT(scheduler.counts().preemptions, 0u) << name_of(policy);
     EXPECT_GT(scheduler.counts().waiting, 1000) << name_of(policy);
   }
