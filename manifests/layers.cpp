@@ -196,7 +196,9 @@ EffectiveKnobs effective_knobs(const Layers& layers, Duration now) {
   for_each(knob_table, [&](const auto& knob) {
     const auto& pin = result.pins.*knob.pin;
     const Layer below = sets_initial(api, knob.name) ? Layer::Api : Layer::File;
-    result.origins.push_back({.knob = knob.name, .layer = pin ? Layer::Override : is_tuned ? Layer::Tuner : below});
+    // The tuner's word counts as its own where it differs from what the layers below say.
+    const bool tuned = is_tuned && wanted.*knob.value != (spec.knobs.*knob.bounds).initial;
+    result.origins.push_back({.knob = knob.name, .layer = pin ? Layer::Override : tuned ? Layer::Tuner : below});
     const auto asked = pin.value_or(wanted.*knob.value);
     if (asked != result.values.*knob.value) {
       result.clamped.push_back(std::string(knob.name) + ": " + shown_value(asked, knob.rule) + " became " +

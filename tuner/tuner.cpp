@@ -23,9 +23,19 @@ bool same_space(const SearchSpace& a, const SearchSpace& b) {
          a.prefill_share_free == b.prefill_share_free;
 }
 
-bool anything_pinned(const SearchSpace& space) {
-  return !space.max_num_batched_tokens_free || !space.max_num_seqs_free || !space.priority_policy_free ||
-         !space.deadline_margin_free;
+/// A knob that is pinned now, was until now, or whose start a person has moved is what the layers say it is, not what the tuner
+/// last held it to be: a removed pin falls back, it does not linger as the tuner's own wish.
+void adopt_from_layers(const SearchSpace& before, const SearchSpace& now, KnobValues& values) {
+  const auto adopt = [&](auto value, auto free, auto bounds) {
+    const bool moved = (before.knobs.*bounds).initial != (now.knobs.*bounds).initial;
+    if (!(before.*free) || !(now.*free) || moved) values.*value = now.base.*value;
+  };
+  adopt(&KnobValues::max_num_batched_tokens, &SearchSpace::max_num_batched_tokens_free, &KnobsSpec::max_num_batched_tokens);
+  adopt(&KnobValues::max_num_seqs, &SearchSpace::max_num_seqs_free, &KnobsSpec::max_num_seqs);
+  adopt(&KnobValues::priority_policy, &SearchSpace::priority_policy_free, &KnobsSpec::priority_policy);
+  adopt(&KnobValues::deadline_margin, &SearchSpace::deadline_margin_free, &KnobsSpec::deadline_margin);
+  adopt(&KnobValues::mode, &SearchSpace::mode_free, &KnobsSpec::mode);
+  adopt(&KnobValues::prefill_share, &SearchSpace::prefill_share_free, &KnobsSpec::prefill_share);
 }
 
 }  // namespace
@@ -170,6 +180,9 @@ Decision Tuner::State::reconfigure(const TunerOptions& wanted, TimePoint now) {
   const bool model_changed = options.model_key != wanted.model_key;
   const bool was_disabled = phase == Phase::Disabled;
   const bool space_changed = !same_space(options.space, wanted.space);
+  const KnobValues before = incumbent;
+  adopt_from_layers(options.space, wanted.space, incumbent);
+  current = wanted.space.base;
   options = wanted;
   legal = LegalSettings(options.space);
   thin.reset();
@@ -191,11 +204,9 @@ Decision Tuner::State::reconfigure(const TunerOptions& wanted, TimePoint now) {
                       .trial = false,
                       .reason = "TuningDisabled",
                       .message = "Tuning is disabled or every knob is pinned; using " + describe(incumbent) + "."};
-    if (current != incumbent || anything_pinned(options.space)) decision.apply = incumbent;
     return conclude(decision, now);
   }
 
-  const KnobValues before = incumbent;
   incumbent = legal.clamp(incumbent);
   if (incumbent != before) {
     watched.clear();
@@ -221,7 +232,7 @@ Decision Tuner::State::reconfigure(const TunerOptions& wanted, TimePoint now) {
                     .trial = search && stage == Stage::Trying,
                     .reason = "Reconfigured",
                     .message = "The configuration changed; using " + describe(next) + "."};
-  if (next != current || anything_pinned(options.space)) decision.apply = next;
+  if (next != current) decision.apply = next;
   return conclude(decision, now);
 }
 

@@ -114,8 +114,8 @@ class Tuner {
   Decision on_window(const Window& window);
 
   /// The manifest, the API or an override changed what may move or what is wanted. A running search goes on with the knobs that
-  /// are left; evidence under other objectives is dropped. Returns what to make current at once, if anything (a pinned value
-  /// always). Where nothing is left to tune (disabled, or all pinned) that is options.space.base.
+  /// are left; evidence under other objectives is dropped. options.space.base is what runs now, pins included;
+  /// returns what to make current instead, if anything.
   Decision reconfigure(const TunerOptions& options, TimePoint now);
 
   [[nodiscard]] TunerStatus status() const;

@@ -262,7 +262,13 @@ Result<void> ControlState::propose(const KnobValues& knobs, WallTime now) {
     }
   });
   if (!outside.empty()) return unexpected(ErrorCode::InvalidArgument, outside.front().field, joined(outside));
-  proposal_ = knobs;
+  // Of a pinned knob the tuner only repeats the pin: what it last wished, or the start, is what the pin's end falls back to.
+  KnobValues wish = knobs;
+  for_each(knob_table, [&](const auto& knob) {
+    if (!(effective_.pins.*knob.pin)) return;
+    wish.*knob.value = proposal_ ? (*proposal_).*knob.value : (running_spec_.knobs.*knob.bounds).initial;
+  });
+  proposal_ = wish;
   derive(now);
   return {};
 }

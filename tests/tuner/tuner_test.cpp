@@ -220,7 +220,8 @@ TEST(Tuner, disabled_or_fully_pinned_it_never_acts) {
   wanted.space.priority_policy_free = wanted.space.deadline_margin_free = false;
   const Decision decision = feed.tuner.reconfigure(wanted, feed.now);
   EXPECT_EQ(decision.phase, Phase::Disabled);
-  EXPECT_EQ(decision.apply, wanted.space.base);
+  EXPECT_FALSE(decision.apply) << "what is pinned runs already";
+  EXPECT_EQ(feed.tuner.status().incumbent, wanted.space.base);
   EXPECT_FALSE(feed.window(50, 0.1).apply);
 }
 
@@ -231,8 +232,7 @@ TEST(Tuner, an_override_wins_at_once_and_the_search_goes_on_with_the_rest) {
   wanted.space.base.priority_policy = PriorityPolicy::PrefillFirst;
   wanted.space.priority_policy_free = false;
   const Decision decision = feed.tuner.reconfigure(wanted, feed.now);
-  ASSERT_TRUE(decision.apply);
-  EXPECT_EQ(decision.apply->priority_policy, PriorityPolicy::PrefillFirst);
+  EXPECT_EQ(feed.tuner.status().incumbent.priority_policy, PriorityPolicy::PrefillFirst);
   EXPECT_EQ(decision.phase, Phase::Searching);
   for (int i = 0; i < 60; ++i) {
     const Decision next = feed.window(50, 0.5);
@@ -246,6 +246,7 @@ TEST(Tuner, a_trial_that_stays_legal_goes_on_over_a_reconfiguration) {
   const KnobValues trial = *feed.window(50, 0.5).apply;
   TunerOptions wanted = options();
   wanted.space.knobs.max_num_batched_tokens.max = 2048;
+  wanted.space.base = trial;
   const Decision decision = feed.tuner.reconfigure(wanted, feed.now);
   EXPECT_EQ(decision.phase, Phase::Searching);
   EXPECT_FALSE(decision.apply);
@@ -253,12 +254,29 @@ TEST(Tuner, a_trial_that_stays_legal_goes_on_over_a_reconfiguration) {
   EXPECT_EQ(feed.tuner.status().incumbent, trial);
 }
 
+TEST(Tuner, a_removed_pin_leaves_what_the_layers_say_and_a_moved_start_is_followed) {
+  Feed feed;
+  feed.window(50, 1.0);
+  TunerOptions wanted = options();
+  wanted.space.base.max_num_batched_tokens = 128;
+  wanted.space.max_num_batched_tokens_free = false;
+  EXPECT_FALSE(feed.tuner.reconfigure(wanted, feed.now).apply);
+  EXPECT_EQ(feed.tuner.status().incumbent.max_num_batched_tokens, 128);
+
+  EXPECT_FALSE(feed.tuner.reconfigure(options(), feed.now).apply);
+  EXPECT_EQ(feed.tuner.status().incumbent, options().space.base);
+
+  wanted = options();
+  wanted.space.knobs.max_num_batched_tokens.initial = wanted.space.base.max_num_batched_tokens = 320;
+  EXPECT_FALSE(feed.tuner.reconfigure(wanted, feed.now).apply);
+  EXPECT_EQ(feed.tuner.status().incumbent.max_num_batched_tokens, 320);
+}
+
 TEST(Tuner, bounds_that_exclude_the_incumbent_move_it_inside_visibly) {
   Feed feed;
   feed.window(50, 0.98);
   TunerOptions wanted = options();
-  wanted.space.knobs.max_num_batched_tokens = {.initial = 256, .min = 128, .max = 300};
-  wanted.space.base.max_num_batched_tokens = 256;
+  wanted.space.knobs.max_num_batched_tokens.max = 300;
   const Decision decision = feed.tuner.reconfigure(wanted, feed.now);
   ASSERT_TRUE(decision.apply);
   EXPECT_EQ(decision.apply->max_num_batched_tokens, 300);
