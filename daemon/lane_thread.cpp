@@ -30,8 +30,8 @@ struct Cancel {
 
 using Move = std::variant<Submission, Cancel>;
 
-// What the door remembers of an outstanding choice, so that each id is cancelled at most once and the move queue stays bounded: two
-// moves per outstanding choice, and the cancel of each that ended by itself before the lane took it.
+// What the door remembers of an outstanding choice, so that each id is cancelled at most once and the move queue stays bounded:
+// two moves per outstanding choice, and the cancel of each that ended by itself before the lane took it.
 enum class Ticket : std::uint8_t { Open, Cancelled };
 
 struct Live {
@@ -73,8 +73,9 @@ class LaneThread final : public OwnedServing {
     for (const Submission& choice : choices) {
       if (auto fits = check_fits(choice.request); !fits) return fits;
     }
-    const auto refuse = [this](ErrorCode code, std::string message) {
-      for (Observer* observer : options_.observers) observer->on_rejected(steady_now());
+    const auto refuse = [&](ErrorCode code, std::string message) {
+      for (Observer* observer : options_.observers)
+        observer->on_rejected(steady_now(), static_cast<std::int32_t>(choices.size()));
       return unexpected(code, std::move(message));
     };
     const std::lock_guard lock(door_);
@@ -202,10 +203,10 @@ class LaneThread final : public OwnedServing {
                           .time = request.arrival,
                           .prompt_tokens = static_cast<std::int32_t>(request.prompt.size()),
                           .max_new_tokens = request.sampling.max_new_tokens,
-                          .ttft_target = request.ttft_target};
-    const Duration itl_target = request.itl_target;
+                          .ttft_target = request.ttft_target,
+                          .itl_target = request.itl_target};
     for (Observer* observer : options_.observers) observer->on_arrival(arrival);
-    live_.emplace(arrival.id, Live{.timing = RequestTiming(arrival, itl_target), .sink = std::move(submission.sink)});
+    live_.emplace(arrival.id, Live{.timing = RequestTiming(arrival), .sink = std::move(submission.sink)});
     if (auto added = lane_.add(std::move(request)); !added) fail(arrival.id, std::move(added).error(), steady_now());
   }
 
@@ -238,9 +239,10 @@ class LaneThread final : public OwnedServing {
     if (event.sample) {
       timing.on_scheduled(event.scheduled);
       if (const std::optional<Duration> gap = timing.on_token(event.time)) {
-        for (Observer* observer : options_.observers) observer->on_token_gap(*gap);
+        for (Observer* observer : options_.observers) observer->on_token_gap(event.id, *gap);
       } else {
-        for (Observer* observer : options_.observers) observer->on_first_token(event.id, event.time - timing.arrival().time);
+        for (Observer* observer : options_.observers)
+          observer->on_first_token(timing.arrival(), event.time - timing.arrival().time);
       }
     }
     live->second.sink->on_token(event);

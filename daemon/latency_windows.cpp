@@ -49,26 +49,32 @@ void LatencyWindows::on_request(std::int32_t /*choices*/) {}  // each choice is 
 
 void LatencyWindows::on_arrival(const Arrival& arrival) {
   const std::lock_guard lock(mutex_);
-  in_flight_.emplace(arrival.id, InFlight{.arrival = arrival.time, .ttft_target = arrival.ttft_target});
+  in_flight_.emplace(arrival.id,
+                     InFlight{.arrival = arrival.time, .ttft_target = arrival.ttft_target, .itl_target = arrival.itl_target});
   ++samples_.arrival_count;
   samples_.prompt_tokens += arrival.prompt_tokens;
   if (samples_.arrivals.size() < samples_max_) samples_.arrivals.push_back(arrival.time);
 }
 
-void LatencyWindows::on_rejected(TimePoint /*now*/) {
+void LatencyWindows::on_rejected(TimePoint /*now*/, std::int32_t choices) {
   const std::lock_guard lock(mutex_);
-  ++samples_.arrival_count;
-  ++samples_.rejected;
-  ++samples_.judged;
-  ++samples_.ttft_misses;
+  samples_.arrival_count += choices;
+  samples_.rejected += choices;
+  samples_.judged += choices;
+  samples_.ttft_misses += choices;
 }
 
-void LatencyWindows::on_token_gap(Duration /*gap*/) {
-}  // a request's own p99 gap is what its verdict uses; it comes with the record
-
-void LatencyWindows::on_first_token(SequenceId id, Duration /*ttft*/) {
+void LatencyWindows::on_token_gap(SequenceId id, Duration gap) {
   const std::lock_guard lock(mutex_);
-  if (const auto found = in_flight_.find(id); found != in_flight_.end()) found->second.has_token = true;
+  const auto found = in_flight_.find(id);
+  if (found == in_flight_.end()) return;
+  ++found->second.gaps;
+  found->second.wide_gaps += gap > found->second.itl_target ? 1 : 0;
+}
+
+void LatencyWindows::on_first_token(const Arrival& arrival, Duration ttft) {
+  const std::lock_guard lock(mutex_);
+  if (const auto found = in_flight_.find(arrival.id); found != in_flight_.end()) found->second.ttft = ttft;
 }
 
 void LatencyWindows::on_request_end(const RequestRecord& record) {
@@ -111,22 +117,28 @@ std::int32_t LatencyWindows::judged_so_far() const {
   return samples_.judged;
 }
 
+// mutex_ is held. A miss is final and counted once; what is good so far counts for this window and is judged again at its end.
+void LatencyWindows::judge_unfinished(InFlight& request, TimePoint now, tuner::Window& window) {
+  const Duration age = now - request.arrival;
+  if (!request.ttft) window.oldest_wait = std::max(window.oldest_wait, age);
+  if (request.arrival < since_ || (!request.ttft && age <= request.ttft_target)) return;
+  if (!request.ttft) keep(samples_.ttft, age);
+  if (request.counted) return;
+  const bool ttft_missed = request.ttft.value_or(age) > request.ttft_target;
+  const bool itl_missed = request.itl_missed();
+  request.counted = ttft_missed || itl_missed;
+  ++samples_.judged;
+  samples_.good += request.counted ? 0 : 1;
+  samples_.ttft_misses += ttft_missed ? 1 : 0;
+  samples_.itl_misses += itl_missed ? 1 : 0;
+}
+
 tuner::Window LatencyWindows::close(TimePoint now) {
   tuner::Window window;
   Samples samples;
   {
     const std::lock_guard lock(mutex_);
-    for (auto& [id, request] : in_flight_) {
-      const Duration age = now - request.arrival;
-      if (request.has_token) continue;
-      window.oldest_wait = std::max(window.oldest_wait, age);
-      if (age <= request.ttft_target || request.arrival < since_) continue;
-      keep(samples_.ttft, age);
-      if (request.counted) continue;
-      request.counted = true;
-      ++samples_.judged;
-      ++samples_.ttft_misses;
-    }
+    for (auto& [id, request] : in_flight_) judge_unfinished(request, now, window);
     samples = std::move(samples_);
     samples_ = Samples{};
     samples_.waiting_begin = waiting_;

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exact samples of what live traffic got, cut into windows for the tuner. Requests still unfinished count as soon as they are
-// past a target: a saturated engine must not look good because only its easy requests finished.
+// Exact samples of what live traffic got, cut into windows for the tuner. Requests that are still unfinished are judged by what
+// they got so far: a saturated engine must not look good because only its easy requests finished, nor a good one bad because
+// misses show early and long answers end late.
 #pragma once
 
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -23,9 +25,9 @@ class LatencyWindows final : public Observer {
 
   void on_request(std::int32_t choices) override;
   void on_arrival(const Arrival& arrival) override;
-  void on_rejected(TimePoint now) override;
-  void on_token_gap(Duration gap) override;
-  void on_first_token(SequenceId id, Duration ttft) override;
+  void on_rejected(TimePoint now, std::int32_t choices) override;
+  void on_token_gap(SequenceId id, Duration gap) override;
+  void on_first_token(const Arrival& arrival, Duration ttft) override;
   void on_request_end(const RequestRecord& record) override;
   void on_step(const engine::StepRecord& record, const policies::SchedulerCounts& counts) override;
   void on_settings(const Settings& settings, TimePoint now) override;
@@ -42,8 +44,14 @@ class LatencyWindows final : public Observer {
   struct InFlight {
     TimePoint arrival;
     Duration ttft_target{};
-    bool has_token = false;
-    bool counted = false;  // already judged in an earlier window as unfinished and late; not judged again at its end
+    Duration itl_target{};
+    std::optional<Duration> ttft{};
+    std::int32_t gaps = 0;
+    std::int32_t wide_gaps = 0;  // above the target
+    bool counted = false;        // already judged a miss in an earlier window; not judged again
+
+    /// Nearest rank over its own gaps so far, as at its end.
+    [[nodiscard]] bool itl_missed() const { return gaps - wide_gaps < (gaps * 99 + 99) / 100; }
   };
   struct Samples {
     std::vector<Duration> ttft;
@@ -62,6 +70,7 @@ class LatencyWindows final : public Observer {
   };
 
   void keep(std::vector<Duration>& samples, Duration sample);
+  void judge_unfinished(InFlight& request, TimePoint now, tuner::Window& window);
 
   const std::size_t samples_max_;
   mutable std::mutex mutex_;

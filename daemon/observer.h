@@ -44,6 +44,7 @@ struct Arrival {
   std::int32_t prompt_tokens = 0;
   std::int32_t max_new_tokens = 0;
   Duration ttft_target{};
+  Duration itl_target{};
 };
 
 /// Called on the lane's thread (on_rejected: on an HTTP thread); must return quickly and never block on a client. Implemented by
@@ -54,11 +55,11 @@ class Observer {
   /// A request was let in with this many choices; each arrives by itself as the lane takes it. (On an HTTP thread.)
   virtual void on_request(std::int32_t choices) = 0;
   virtual void on_arrival(const Arrival& arrival) = 0;
-  /// Refused at the edge: queue full or draining.
-  virtual void on_rejected(TimePoint now) = 0;
+  /// Refused at the edge, with all its choices: queue full or draining. Each counts as a miss, as each would have been judged.
+  virtual void on_rejected(TimePoint now, std::int32_t choices) = 0;
   /// A token after the first: the gap since the one before it.
-  virtual void on_token_gap(Duration gap) = 0;
-  virtual void on_first_token(SequenceId id, Duration ttft) = 0;
+  virtual void on_token_gap(SequenceId id, Duration gap) = 0;
+  virtual void on_first_token(const Arrival& arrival, Duration ttft) = 0;
   virtual void on_request_end(const RequestRecord& record) = 0;
   virtual void on_step(const engine::StepRecord& record, const policies::SchedulerCounts& counts) = 0;
   virtual void on_settings(const Settings& settings, TimePoint now) = 0;

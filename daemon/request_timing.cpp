@@ -18,7 +18,7 @@ Duration percentile_99(std::vector<Duration>& gaps) {
 
 }  // namespace
 
-RequestTiming::RequestTiming(const Arrival& arrival, Duration itl_target) : arrival_(arrival), itl_target_(itl_target) {}
+RequestTiming::RequestTiming(const Arrival& arrival) : arrival_(arrival) {}
 
 std::optional<Duration> RequestTiming::on_token(TimePoint time) {
   if (!first_token_) {
@@ -47,7 +47,7 @@ RequestRecord RequestTiming::finish(Outcome outcome, TimePoint end) {
   record.output_tokens = static_cast<std::int32_t>(gaps_.size()) + (first_token_ ? 1 : 0);
   record.max_new_tokens = arrival_.max_new_tokens;
   record.ttft_target = arrival_.ttft_target;
-  record.itl_target = itl_target_;
+  record.itl_target = arrival_.itl_target;
   record.outcome = outcome;
   if (!gaps_.empty()) {
     record.itl_mean = std::accumulate(gaps_.begin(), gaps_.end(), Duration::zero()) / static_cast<std::int64_t>(gaps_.size());
@@ -57,7 +57,7 @@ RequestRecord RequestTiming::finish(Outcome outcome, TimePoint end) {
 
   const Duration ttft = first_token_.value_or(end) - arrival_.time;
   record.ttft_missed = ttft > arrival_.ttft_target;
-  record.itl_missed = record.itl_p99 > itl_target_;
+  record.itl_missed = record.itl_p99 > arrival_.itl_target;
   const bool missed = record.ttft_missed || record.itl_missed;
   switch (outcome) {
     case Outcome::Stop:

@@ -13,7 +13,7 @@ namespace rubato {
 /// Owned by the lane thread; one per choice in flight.
 class RequestTiming {
  public:
-  RequestTiming(const Arrival& arrival, Duration itl_target);
+  explicit RequestTiming(const Arrival& arrival);
 
   /// Books a token. Returns the gap since the token before, none for the first.
   std::optional<Duration> on_token(TimePoint time);
@@ -29,7 +29,6 @@ class RequestTiming {
 
  private:
   Arrival arrival_;
-  Duration itl_target_;
   std::optional<TimePoint> scheduled_;
   std::optional<TimePoint> first_token_;
   TimePoint last_token_{};

@@ -104,21 +104,22 @@ void Metrics::on_arrival(const Arrival& arrival) {
   state_->vllm.params_max_tokens.Observe(arrival.max_new_tokens);
 }
 
-void Metrics::on_rejected(TimePoint /*now*/) {
+void Metrics::on_rejected(TimePoint /*now*/, std::int32_t choices) {
   auto& own = state_->own;
   own.requests_rejected.Increment();
   // A refused request met nothing: leaving it out would show a saturated node as a good one.
-  own.slo_both.bad.Increment();
-  own.slo_ttft.bad.Increment();
+  own.slo_both.bad.Increment(choices);
+  own.slo_ttft.bad.Increment(choices);
 }
 
-void Metrics::on_token_gap(Duration gap) {
+void Metrics::on_token_gap(SequenceId /*id*/, Duration gap) {
   const double seconds = to_seconds(gap);
   state_->vllm.inter_token_latency.Observe(seconds);
   state_->own.inter_token_latency.Observe(seconds);
 }
 
-void Metrics::on_first_token(SequenceId /*id*/, Duration ttft) {
+void Metrics::on_first_token(const Arrival& arrival, Duration ttft) {
+  state_->vllm.prompt_tokens.Increment(arrival.prompt_tokens);  // once, however often it is recomputed
   const double seconds = to_seconds(ttft);
   state_->vllm.time_to_first_token.Observe(seconds);
   state_->own.time_to_first_token.Observe(seconds);
@@ -185,8 +186,6 @@ void Metrics::on_step(const engine::StepRecord& record, const policies::Schedule
   auto& vllm = state_->vllm;
   auto& own = state_->own;
   const auto& features = record.features;
-  const int prefill_tokens = features.tokens - features.decode_rows;
-  if (prefill_tokens > 0) vllm.prompt_tokens.Increment(prefill_tokens);
   if (record.sampled > 0) vllm.generation_tokens.Increment(record.sampled);
   if (record.preempted > 0) vllm.preemptions.Increment(record.preempted);
   vllm.iteration_tokens.Observe(features.tokens);

@@ -51,9 +51,9 @@ class Metrics final : public Observer {
 
   void on_request(std::int32_t choices) override;
   void on_arrival(const Arrival& arrival) override;
-  void on_rejected(TimePoint now) override;
-  void on_token_gap(Duration gap) override;
-  void on_first_token(SequenceId id, Duration ttft) override;
+  void on_rejected(TimePoint now, std::int32_t choices) override;
+  void on_token_gap(SequenceId id, Duration gap) override;
+  void on_first_token(const Arrival& arrival, Duration ttft) override;
   void on_request_end(const RequestRecord& record) override;
   void on_step(const engine::StepRecord& record, const policies::SchedulerCounts& counts) override;
   void on_settings(const Settings& settings, TimePoint now) override;

@@ -64,9 +64,9 @@ class Recorder final : public Observer {
  public:
   void on_request(std::int32_t choices) override { choices_let_in += choices; }
   void on_arrival(const Arrival&) override { ++arrivals; }
-  void on_rejected(TimePoint) override { ++rejected; }
-  void on_token_gap(Duration) override { ++gaps; }
-  void on_first_token(SequenceId, Duration ttft) override {
+  void on_rejected(TimePoint, std::int32_t choices) override { rejected += choices; }
+  void on_token_gap(SequenceId, Duration) override { ++gaps; }
+  void on_first_token(const Arrival&, Duration ttft) override {
     ++first_tokens;
     if (ttft <= Duration::zero()) ++negative_ttft;
   }
@@ -173,7 +173,7 @@ TEST_F(LaneThreadTest, all_choices_of_a_request_enter_or_none) {
   const Result<void> refused = serving->submit(std::move(three));
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, ErrorCode::ResourceExhausted);
-  EXPECT_EQ(recorder.rejected, 1);
+  EXPECT_EQ(recorder.rejected, 3);
   for (const auto& sink : sinks) ASSERT_TRUE(sink->wait_finish());
   EXPECT_EQ(recorder.arrivals, 4);
   EXPECT_EQ(recorder.choices_let_in, 4);

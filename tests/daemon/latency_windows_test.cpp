@@ -14,7 +14,8 @@ TimePoint at(Duration since_start) {
 }
 
 Arrival arrival(std::uint64_t id, Duration time) {
-  return Arrival{.id = {id}, .time = at(time), .prompt_tokens = 100, .max_new_tokens = 10, .ttft_target = 500ms};
+  return Arrival{
+      .id = {id}, .time = at(time), .prompt_tokens = 100, .max_new_tokens = 10, .ttft_target = 500ms, .itl_target = 50ms};
 }
 
 RequestRecord finished(std::uint64_t id, Duration arrived, Duration ttft, Duration itl_p99, Verdict verdict) {
@@ -69,6 +70,38 @@ TEST(LatencyWindows, a_request_past_its_target_counts_before_it_ends_and_only_on
   EXPECT_EQ(second.good, 1);
 }
 
+TEST(LatencyWindows, long_answers_are_judged_by_what_they_got_so_far) {
+  LatencyWindows windows;
+  windows.open(at(0s), at(0s));
+  for (std::uint64_t id = 1; id <= 20; ++id) {
+    windows.on_arrival(arrival(id, 1s));
+    windows.on_first_token(arrival(id, 1s), id <= 2 ? 700ms : 100ms);
+    windows.on_token_gap({id}, id == 3 ? 80ms : 10ms);
+  }
+  const tuner::Window first = windows.close(at(10s));
+  EXPECT_EQ(first.judged, 20);
+  EXPECT_EQ(first.good, 17);
+  EXPECT_EQ(first.ttft_misses, 2);
+  EXPECT_EQ(first.itl_misses, 1);
+
+  for (std::uint64_t id = 1; id <= 20; ++id) {
+    windows.on_request_end(
+        finished(id, 1s, id <= 2 ? 700ms : 100ms, id == 4 ? 90ms : 10ms, id <= 4 ? Verdict::Bad : Verdict::Good));
+  }
+  const tuner::Window second = windows.close(at(20s));
+  EXPECT_EQ(second.judged, 17) << "the three misses have been counted";
+  EXPECT_EQ(second.good, 16);
+}
+
+TEST(LatencyWindows, one_wide_gap_in_two_hundred_is_no_miss) {
+  LatencyWindows windows;
+  windows.open(at(0s), at(0s));
+  windows.on_arrival(arrival(1, 1s));
+  windows.on_first_token(arrival(1, 1s), 100ms);
+  for (int i = 0; i < 200; ++i) windows.on_token_gap({1}, i == 50 ? 900ms : 10ms);
+  EXPECT_EQ(windows.close(at(10s)).good, 1);
+}
+
 TEST(LatencyWindows, requests_from_before_a_change_of_settings_are_not_judged) {
   LatencyWindows windows;
   windows.on_arrival(arrival(1, 1s));
@@ -85,7 +118,7 @@ TEST(LatencyWindows, requests_from_before_a_change_of_settings_are_not_judged) {
 TEST(LatencyWindows, refusals_count_as_misses_and_unjudged_aborts_do_not_count) {
   LatencyWindows windows;
   windows.open(at(0s), at(0s));
-  windows.on_rejected(at(1s));
+  windows.on_rejected(at(1s), 1);
   windows.on_arrival(arrival(1, 1s));
   windows.on_request_end(finished(1, 1s, 10ms, 10ms, Verdict::Unjudged));
   const tuner::Window window = windows.close(at(2s));

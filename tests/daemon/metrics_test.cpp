@@ -171,10 +171,10 @@ TEST_F(MetricsTest, own_counters_end_in_total_and_gauges_do_not) {
 }
 
 TEST_F(MetricsTest, objectives_of_the_start_are_inclusive_bucket_edges) {
-  metrics_.on_first_token(SequenceId{1}, 450ms);
-  metrics_.on_first_token(SequenceId{2}, 450ms + 1ns);
-  metrics_.on_token_gap(35ms);
-  metrics_.on_token_gap(36ms);
+  metrics_.on_first_token(Arrival{.id = {1}, .time = {}, .prompt_tokens = 100}, 450ms);
+  metrics_.on_first_token(Arrival{.id = {2}, .time = {}, .prompt_tokens = 100}, 450ms + 1ns);
+  metrics_.on_token_gap({1}, 35ms);
+  metrics_.on_token_gap({1}, 36ms);
   EXPECT_EQ(value("rubato_time_to_first_token_seconds_bucket{le=\"0.45\"}"), "1");
   EXPECT_EQ(value("rubato_time_to_first_token_seconds_count"), "2");
   EXPECT_EQ(value("rubato_inter_token_latency_seconds_bucket{le=\"0.035\"}"), "1");
@@ -190,7 +190,7 @@ TEST_F(MetricsTest, a_reload_of_the_objectives_changes_the_gauge_but_no_edge) {
     return found;
   };
   edges_before = edges(text());
-  metrics_.on_first_token(SequenceId{1}, 450ms);
+  metrics_.on_first_token(Arrival{.id = {1}, .time = {}, .prompt_tokens = 100}, 450ms);
   metrics_.set_objectives({.ttft = 333ms, .itl = 7ms, .attainment = 95});
   metrics_.on_manifest_reload({});
   edges_after = edges(text());
@@ -202,8 +202,8 @@ TEST_F(MetricsTest, a_reload_of_the_objectives_changes_the_gauge_but_no_edge) {
 }
 
 TEST_F(MetricsTest, own_edges_reach_from_below_a_millisecond_to_beyond_two_minutes) {
-  metrics_.on_token_gap(400us);
-  metrics_.on_first_token(SequenceId{1}, 90s);
+  metrics_.on_token_gap({1}, 400us);
+  metrics_.on_first_token(Arrival{.id = {1}, .time = {}, .prompt_tokens = 100}, 90s);
   EXPECT_EQ(value("rubato_inter_token_latency_seconds_bucket{le=\"0.0005\"}"), "1");
   EXPECT_EQ(value("rubato_inter_token_latency_seconds_bucket{le=\"120\"}"), "1");
   EXPECT_EQ(value("rubato_time_to_first_token_seconds_bucket{le=\"80\"}"), "0");
@@ -266,7 +266,7 @@ TEST_F(MetricsTest, an_aborted_request_that_missed_nothing_is_not_judged_and_has
 }
 
 TEST_F(MetricsTest, refused_and_failed_requests_count_against_the_objective) {
-  metrics_.on_rejected(now_);
+  metrics_.on_rejected(now_, 1);
   RequestRecord failed = finished(Outcome::Failed);
   failed.first_token.reset();
   failed.verdict = Verdict::Bad;
@@ -285,6 +285,8 @@ TEST_F(MetricsTest, steps_are_split_by_kind_and_tokens_by_phase) {
   EXPECT_EQ(value("rubato_steps_total{kind=\"decode\"}"), "1");
   EXPECT_EQ(value("rubato_steps_total{kind=\"prefill\"}"), "1");
   EXPECT_EQ(value("rubato_steps_total{kind=\"mixed\"}"), "1");
+  EXPECT_EQ(value("vllm:prompt_tokens_total{engine=\"0\",model_name=\"chat\"}"), "0") << "a step may recompute";
+  metrics_.on_first_token(Arrival{.id = {1}, .time = {}, .prompt_tokens = 164}, 1ms);
   EXPECT_EQ(value("vllm:prompt_tokens_total{engine=\"0\",model_name=\"chat\"}"), "164");
   EXPECT_EQ(value("vllm:generation_tokens_total{engine=\"0\",model_name=\"chat\"}"), "8");
   EXPECT_EQ(value("vllm:kv_cache_usage_perc{engine=\"0\",model_name=\"chat\"}"), "0.75");
@@ -305,7 +307,7 @@ TEST_F(MetricsTest, gauges_show_what_serving_says_now_even_without_a_further_ste
 TEST_F(MetricsTest, new_settings_show_at_once_although_renderings_are_reused) {
   metrics_.on_settings({.number = 1, .knobs = {}}, now_);
   const auto first = metrics_.render(now_);
-  metrics_.on_token_gap(1ms);
+  metrics_.on_token_gap({1}, 1ms);
   EXPECT_EQ(first, metrics_.render(now_ + 49ms)) << "a second scraper gets the same text";
   metrics_.on_settings({.number = 2, .knobs = {.max_num_batched_tokens = 256, .priority_policy = PriorityPolicy::PrefillFirst}},
                        now_);
@@ -352,7 +354,7 @@ TEST_F(MetricsTest, label_values_of_any_model_name_are_escaped) {
 TEST_F(MetricsTest, booking_and_rendering_at_once_lose_nothing) {
   constexpr int tokens = 20000;
   std::jthread lane([&] {
-    for (int index = 0; index < tokens; ++index) metrics_.on_token_gap(1ms);
+    for (int index = 0; index < tokens; ++index) metrics_.on_token_gap({1}, 1ms);
     metrics_.on_settings({.number = 2, .knobs = {}}, now_);
   });
   for (int scrape = 0; scrape < 20; ++scrape) EXPECT_FALSE(metrics_.render(TimePoint(std::chrono::seconds(scrape)))->empty());

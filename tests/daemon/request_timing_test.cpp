@@ -14,8 +14,7 @@ TimePoint at(Duration since_start) {
 }
 
 RequestTiming request() {
-  return RequestTiming(Arrival{.id = {7}, .time = at(1s), .prompt_tokens = 10, .max_new_tokens = 400, .ttft_target = 500ms},
-                       50ms);
+  return RequestTiming(Arrival{.id = {7}, .time = at(1s), .prompt_tokens = 10, .max_new_tokens = 400, .ttft_target = 500ms, .itl_target = 50ms});
 }
 
 TEST(RequestTiming, first_token_gives_no_gap_and_later_ones_give_one_each) {
