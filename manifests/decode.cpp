@@ -7,6 +7,7 @@
 #include <concepts>
 
 #include "manifests/checks.h"
+#include "manifests/derived_defaults.h"
 #include "manifests/fields.h"
 #include "manifests/metadata.h"
 
@@ -325,6 +326,7 @@ Decoded<EngineManifest> decode_manifest(const Node& root, Source source) {
       decoder.missing(root, "spec");
     } else if (decoder.is_map(*spec, "spec")) {
       decoder.fields(*spec, manifest.spec, Fields<EngineSpec>::table(), "spec");
+      derive_defaults(*spec, manifest.spec);
       add_checks(manifest.spec, root, "spec", decoder);
     }
     for (const Member& member : root.members) {

@@ -16,6 +16,17 @@
 namespace rubato::openai {
 namespace {
 
+// Every byte of a text belongs to some token, but a normalizer may make several bytes of a text into one: composed characters
+// take up to a third of their parts.
+constexpr std::size_t normalizer_shrinks_at_most = 4;
+
+std::size_t longest_text(const text::Tokenizer& tokenizer, std::int32_t max_model_len) {
+  std::size_t longest_token = 1;
+  for (TokenId id = 0; id < tokenizer.vocabulary(); ++id)
+    longest_token = std::max(longest_token, tokenizer.token_bytes(id).size());
+  return static_cast<std::size_t>(max_model_len) * longest_token * normalizer_shrinks_at_most;
+}
+
 constexpr std::int32_t completion_tokens_default = 16;  // OpenAI's
 constexpr std::int64_t target_ms_max = 3'600'000;
 constexpr std::size_t request_id_bytes_max = 128;
@@ -116,7 +127,11 @@ std::vector<std::pair<std::string, std::string>> preflight_headers(const http::R
 }
 
 OpenAiApi::OpenAiApi(Serving& serving, const text::Tokenizer& tokenizer, ModelInfo model, ApiOptions options)
-    : serving_(serving), tokenizer_(tokenizer), model_(std::move(model)), options_(std::move(options)) {
+    : serving_(serving),
+      tokenizer_(tokenizer),
+      model_(std::move(model)),
+      text_bytes_max_(longest_text(tokenizer, model_.max_model_len)),
+      options_(std::move(options)) {
   CHECK(!model_.names.empty());
   CHECK(model_.vocabulary > 0 && model_.max_model_len > 1, model_.vocabulary, " ", model_.max_model_len);
   if (options_.entropy == 0) {
@@ -188,13 +203,15 @@ void OpenAiApi::get_model(const http::Request& /*request*/, const ExchangePtr& e
 
 void OpenAiApi::complete(const http::Request& request, const ExchangePtr& exchange, const http::PathParameters& /*none*/) {
   const RequestLimits limits{.vocabulary = model_.vocabulary, .choices_max = options_.choices_max};
-  const auto done = generate(request, parse_completion_request(request.body, limits), exchange);
+  const TimePoint arrival = serving_.now();
+  const auto done = generate(request, arrival, parse_completion_request(request.body, limits), exchange);
   if (!done) exchange->respond(error_response(done.error()));
 }
 
 void OpenAiApi::chat(const http::Request& request, const ExchangePtr& exchange, const http::PathParameters& /*none*/) {
   const RequestLimits limits{.vocabulary = model_.vocabulary, .choices_max = options_.choices_max};
-  const auto done = generate(request, parse_chat_request(request.body, limits), exchange);
+  const TimePoint arrival = serving_.now();
+  const auto done = generate(request, arrival, parse_chat_request(request.body, limits), exchange);
   if (!done) exchange->respond(error_response(done.error()));
 }
 
@@ -257,8 +274,27 @@ Result<std::int32_t> OpenAiApi::answer_tokens_max(const GenerationRequest& reque
   return *request.max_tokens;
 }
 
-Result<void> OpenAiApi::generate(const http::Request& request, Result<GenerationRequest> parsed, const ExchangePtr& exchange) {
-  const TimePoint arrival = serving_.now();
+// Before tokenising, which takes time in proportion to the text: megabytes that cannot fit must not hold an HTTP thread.
+Result<void> OpenAiApi::check_text_bytes(const GenerationRequest& request) const {
+  const auto check = [this](std::size_t bytes, const char* field) -> Result<void> {
+    if (bytes <= text_bytes_max_) return {};
+    return unexpected(ErrorCode::InvalidArgument, field,
+                      std::string(field) + ": " + std::to_string(bytes) + " bytes of text cannot fit this server's limit of " +
+                          std::to_string(model_.max_model_len) + " tokens, prompt and output together");
+  };
+  std::size_t chat_bytes = 0;
+  for (const text::ChatMessage& message : request.messages) chat_bytes += message.content.size();
+  if (auto fits = check(chat_bytes, "messages"); !fits) return fits;
+  for (const Prompt& prompt : request.prompts) {
+    const auto* text = std::get_if<std::string>(&prompt);
+    if (text == nullptr) continue;
+    if (auto fits = check(text->size(), "prompt"); !fits) return fits;
+  }
+  return {};
+}
+
+Result<void> OpenAiApi::generate(const http::Request& request, TimePoint arrival, Result<GenerationRequest> parsed,
+                                 const ExchangePtr& exchange) {
   if (!parsed) return Unexpected(std::move(parsed).error());
   GenerationRequest& wanted = *parsed;
   if (!wanted.model.empty() && !serves(wanted.model)) {
@@ -267,6 +303,7 @@ Result<void> OpenAiApi::generate(const http::Request& request, Result<Generation
   }
   const auto targets = targets_of(request, serving_.objectives());
   if (!targets) return Unexpected(targets.error());
+  if (auto fits = check_text_bytes(wanted); !fits) return fits;
   auto prompts = prompts_of(wanted);
   if (!prompts) return Unexpected(std::move(prompts).error());
   if (wanted.endpoint == Endpoint::Chat && !wanted.sampling.ignore_eos) {

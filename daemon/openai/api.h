@@ -55,7 +55,10 @@ class OpenAiApi {
   void list_models(const http::Request& request, const ExchangePtr& exchange, const http::PathParameters&);
   void get_model(const http::Request& request, const ExchangePtr& exchange, const http::PathParameters& parameters);
 
-  Result<void> generate(const http::Request& request, Result<GenerationRequest> parsed, const ExchangePtr& exchange);
+  /// arrival: when the request had been read, before it was parsed.
+  Result<void> generate(const http::Request& request, TimePoint arrival, Result<GenerationRequest> parsed,
+                        const ExchangePtr& exchange);
+  [[nodiscard]] Result<void> check_text_bytes(const GenerationRequest& request) const;
   [[nodiscard]] Result<std::vector<std::vector<TokenId>>> prompts_of(const GenerationRequest& request) const;
   [[nodiscard]] Result<std::vector<TokenId>> encode(const std::string& prompt, const GenerationRequest& request) const;
   [[nodiscard]] Result<std::int32_t> answer_tokens_max(const GenerationRequest& request, std::size_t prompt_tokens) const;
@@ -66,6 +69,7 @@ class OpenAiApi {
   Serving& serving_;
   const text::Tokenizer& tokenizer_;
   const ModelInfo model_;
+  const std::size_t text_bytes_max_;  // no longer text can fit the model
   ApiOptions options_;
   std::atomic<std::uint64_t> random_state_;
 };

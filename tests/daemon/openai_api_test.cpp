@@ -2,6 +2,8 @@
 // The OpenAI API over a real port: whole answers, refusals, models, CORS, keys, SLO headers. Streams have tests of their own.
 #include "daemon/openai/api.h"
 
+#include <gmock/gmock.h>
+
 #include <algorithm>
 #include <filesystem>
 
@@ -93,6 +95,20 @@ TEST(OpenAiApi, prompt_at_the_limit_and_around_it) {
   const auto chat = api.post("/v1/chat/completions", {{"messages", {{{"role", "user"}, {"content", std::string(600, 'x')}}}}});
   EXPECT_EQ(chat.status, 400);
   EXPECT_EQ(error_of(chat)["param"], "messages");
+}
+
+TEST(OpenAiApi, text_that_cannot_fit_is_refused_before_it_is_tokenised) {
+  Api api;
+  const std::string megabytes(8 << 20, 'a');
+  const auto completion = api.post("/v1/completions", {{"prompt", megabytes}});
+  EXPECT_EQ(completion.status, 400);
+  EXPECT_THAT(completion.body, ::testing::HasSubstr("8388608 bytes of text cannot fit"));
+  EXPECT_EQ(Json::parse(completion.body)["error"]["param"], "prompt");
+  const auto chat = api.post("/v1/chat/completions", {{"messages", {{{"role", "user"}, {"content", megabytes}}}}});
+  EXPECT_EQ(chat.status, 400);
+  EXPECT_EQ(Json::parse(chat.body)["error"]["param"], "messages");
+  // What might fit is tokenised and judged by its tokens.
+  EXPECT_THAT(api.post("/v1/completions", {{"prompt", std::string(600, 'a')}}).body, ::testing::HasSubstr("512"));
 }
 
 TEST(OpenAiApi, refusals_name_the_parameter_and_nothing_is_submitted) {

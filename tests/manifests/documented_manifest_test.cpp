@@ -38,6 +38,36 @@ spec:
   EXPECT_EQ(spec.override_->expires_after, std::chrono::minutes(10));
 }
 
+EngineSpec read_spec(const std::string& lines) {
+  const auto result = parse_manifest(
+      "apiVersion: rubato.dev/v1alpha1\nkind: Engine\nmetadata: {name: chat}\nspec:\n  model: {path: /m}\n" + lines, "chat.yaml");
+  EXPECT_TRUE(result) << result.failure().text();
+  return result ? result->manifest.spec : EngineSpec{};
+}
+
+TEST(DerivedDefaults, ends_that_are_left_out_fit_what_is_written) {
+  const EngineSpec few = read_spec("  capacity: {maxNumSeqs: 4}\n");
+  EXPECT_EQ(few.knobs.max_num_seqs, (IntegerKnob{.initial = 4, .min = 4, .max = 4}));
+  EXPECT_EQ(few.knobs.max_num_batched_tokens, (IntegerKnob{.initial = 512, .min = 64, .max = 4096}));
+
+  const EngineSpec many = read_spec("  capacity: {maxNumSeqs: 1000}\n");
+  EXPECT_EQ(many.knobs.max_num_seqs, (IntegerKnob{.initial = 1000, .min = 8, .max = 1000}));
+  EXPECT_EQ(many.knobs.max_num_batched_tokens.initial, 1016);
+
+  const EngineSpec narrow = read_spec("  knobs: {maxNumBatchedTokens: {max: 256}, maxNumSeqs: {max: 32}}\n");
+  EXPECT_EQ(narrow.knobs.max_num_batched_tokens, (IntegerKnob{.initial = 256, .min = 64, .max = 256}));
+  EXPECT_EQ(narrow.knobs.max_num_seqs, (IntegerKnob{.initial = 32, .min = 8, .max = 32}));
+}
+
+TEST(DerivedDefaults, what_is_written_stands_and_is_checked) {
+  const auto result = parse_manifest(
+      "apiVersion: rubato.dev/v1alpha1\nkind: Engine\nmetadata: {name: chat}\nspec:\n  model: {path: /m}\n"
+      "  capacity: {maxNumSeqs: 8}\n  knobs: {maxNumSeqs: {max: 64}}\n",
+      "chat.yaml");
+  ASSERT_FALSE(result);
+  EXPECT_EQ(result.failure().errors[0].field, "spec.knobs.maxNumSeqs.max");
+}
+
 TEST(DocumentedManifest, the_synthetic_form_reads) {
   const auto result = parse_manifest(R"(apiVersion: rubato.dev/v1alpha1
 kind: Engine
