@@ -64,7 +64,7 @@ class Signals {
   Signals& operator=(const Signals&) = delete;
 
   [[nodiscard]] int descriptor() const { return descriptor_; }
-  /// How many have come since the last call. Two that are pending together count as one, as the kernel merges them.
+  /// How many have come since the last call.
   [[nodiscard]] int take() const {
     int count = 0;
     signalfd_siginfo info;
@@ -243,8 +243,8 @@ class Daemon {
     std::optional<TimePoint> drain_deadline;
     while (true) {
       const bool manifest_touched = wait_for_something(signals);
-      if (const int count = signals.take(); count > 0) {
-        if (drain_deadline || count > 1) {
+      if (signals.take() > 0) {  // several at once are one wish: Ctrl-C in a terminal often brings two
+        if (drain_deadline) {
           spdlog::warn("second signal: ending at once");
           return serving_->idle() ? 0 : 1;
         }

@@ -9,6 +9,7 @@
 #include "daemon/logging.h"
 #include "daemon/options.h"
 #include "daemon/version.h"
+#include "manifests/schema.h"
 
 int main(int argument_count, char** arguments) {
   try {
@@ -21,6 +22,9 @@ int main(int argument_count, char** arguments) {
     switch (options->action) {
       case rubato::Action::ShowHelp:
         std::fputs(rubato::usage_text().c_str(), stdout);
+        return 0;
+      case rubato::Action::ShowSchema:
+        std::printf("%s\n", rubato::engine_schema().dump(2).c_str());
         return 0;
       case rubato::Action::ShowVersion:
         std::printf("rubatod %s\n", rubato::version);

@@ -61,6 +61,11 @@ const std::array flags{
            options.action = Action::Check;
            return {};
          }},
+    Flag{"--schema", "", "the JSON schema of the Engine manifest",
+         [](Options& options, const std::string&) -> Result<void> {
+           options.action = Action::ShowSchema;
+           return {};
+         }},
     Flag{"--help", "", "this text",
          [](Options& options, const std::string&) -> Result<void> {
            options.action = Action::ShowHelp;

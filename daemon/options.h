@@ -12,7 +12,7 @@
 namespace rubato {
 
 enum class LogFormat : std::uint8_t { Text, Json };
-enum class Action : std::uint8_t { Serve, Check, ShowHelp, ShowVersion };
+enum class Action : std::uint8_t { Serve, Check, ShowSchema, ShowHelp, ShowVersion };
 
 struct Options {
   Action action = Action::Serve;

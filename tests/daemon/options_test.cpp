@@ -46,7 +46,7 @@ TEST(Options, every_mistake_names_the_flag) {
 TEST(Options, help_needs_no_manifest_and_lists_every_flag) {
   ASSERT_TRUE(parse_options({"--help"}));
   for (const char* flag :
-       {"--manifest", "--listen", "--control-listen", "--state", "--log-format", "--drain-timeout", "--check", "--version"}) {
+       {"--manifest", "--listen", "--control-listen", "--state", "--log-format", "--drain-timeout", "--check", "--schema", "--version"}) {
     EXPECT_THAT(usage_text(), HasSubstr(flag));
   }
 }

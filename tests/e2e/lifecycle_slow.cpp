@@ -76,6 +76,7 @@ TEST(Lifecycle, a_second_sigterm_ends_it_at_once) {
       [&] { reply = stream_completion(daemon.data_port(), request(2000), [&](const StreamedChoice&) { streaming = true; }); });
   for (int i = 0; i < 5000 && !streaming; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   daemon.signal(SIGTERM);
+  EXPECT_TRUE(eventually([&] { return daemon.log().find("draining") != std::string::npos; }));
   daemon.signal(SIGTERM);
   EXPECT_TRUE(daemon.wait_exit(std::chrono::seconds(10)).has_value());
   client.join();
