@@ -203,7 +203,7 @@ class Daemon {
         .max_model_len = max_model_len,
         .vocabulary = model.plan.config.vocabulary,
         .chat_form = model.chat_form,
-        .chat_end_tokens = text::chat_end_tokens(*tokenizer_, model.chat_form)};
+        .chat_end_tokens = model.chat_form ? text::chat_end_tokens(*tokenizer_, *model.chat_form) : std::vector<TokenId>{}};
     auto api = std::make_shared<openai::OpenAiApi>(*serving, *tokenizer_, info);
     {
       const std::lock_guard lock(serving_mutex_);

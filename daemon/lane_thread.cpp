@@ -197,8 +197,9 @@ class LaneThread final : public OwnedServing {
     }
   }
 
-  void take(Submission& submission) {
-    engine::Request& request = submission.request;
+  // From here on the request is counted, and ends with a record and an event whatever happens.
+  void enrol(Submission& submission) {
+    const engine::Request& request = submission.request;
     const Arrival arrival{.id = request.id,
                           .time = request.arrival,
                           .prompt_tokens = static_cast<std::int32_t>(request.prompt.size()),
@@ -207,7 +208,12 @@ class LaneThread final : public OwnedServing {
                           .itl_target = request.itl_target};
     for (Observer* observer : options_.observers) observer->on_arrival(arrival);
     live_.emplace(arrival.id, Live{.timing = RequestTiming(arrival), .sink = std::move(submission.sink)});
-    if (auto added = lane_.add(std::move(request)); !added) fail(arrival.id, std::move(added).error(), steady_now());
+  }
+
+  void take(Submission& submission) {
+    enrol(submission);
+    const SequenceId id = submission.request.id;
+    if (auto added = lane_.add(std::move(submission.request)); !added) fail(id, std::move(added).error(), steady_now());
   }
 
   void take(const Cancel& cancel) {
@@ -292,16 +298,7 @@ class LaneThread final : public OwnedServing {
     std::vector<Move> moves;
     moves_.take_all(moves);
     for (Move& move : moves) {
-      if (auto* submission = std::get_if<Submission>(&move)) {
-        engine::TokenEvent event;
-        event.id = submission->request.id;
-        event.finish = engine::FinishReason::Failed;
-        event.error = error;
-        event.time = steady_now();
-        submission->sink->on_token(event);
-        const std::lock_guard lock(door_);
-        tickets_.erase(event.id);
-      }
+      if (auto* submission = std::get_if<Submission>(&move)) enrol(*submission);
     }
     while (!live_.empty()) fail(live_.begin()->first, error, steady_now());
   }

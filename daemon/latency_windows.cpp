@@ -82,6 +82,7 @@ void LatencyWindows::on_request_end(const RequestRecord& record) {
   const auto found = in_flight_.find(record.id);
   const bool counted = found != in_flight_.end() && found->second.counted;
   if (found != in_flight_.end()) in_flight_.erase(found);
+  waiting_ = std::min(waiting_, static_cast<std::int32_t>(in_flight_.size()));  // cancels between steps
   if (record.verdict == Verdict::Unjudged || record.arrival < since_) return;
   ++samples_.finished;
   samples_.output_tokens += record.output_tokens;
@@ -101,6 +102,7 @@ void LatencyWindows::on_step(const engine::StepRecord& /*record*/, const policie
 
 void LatencyWindows::on_settings(const Settings& settings, TimePoint /*now*/) {
   const std::lock_guard lock(mutex_);
+  settings_changed_ = settings_changed_ || settings.number != settings_number_;
   settings_number_ = settings.number;
 }
 
@@ -110,6 +112,12 @@ void LatencyWindows::open(TimePoint now, TimePoint since) {
   samples_.waiting_begin = waiting_;
   opened_ = now;
   since_ = since;
+  settings_changed_ = false;
+}
+
+bool LatencyWindows::settings_changed() const {
+  const std::lock_guard lock(mutex_);
+  return settings_changed_;
 }
 
 std::int32_t LatencyWindows::judged_so_far() const {
@@ -142,6 +150,7 @@ tuner::Window LatencyWindows::close(TimePoint now) {
     samples = std::move(samples_);
     samples_ = Samples{};
     samples_.waiting_begin = waiting_;
+    settings_changed_ = false;
     window.begin = opened_;
     opened_ = now;
     window.settings_number = settings_number_;

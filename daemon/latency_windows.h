@@ -35,6 +35,8 @@ class LatencyWindows final : public Observer {
   /// Drops what has been sampled and starts anew at now. Only requests that arrived at or after `since` are judged and sampled:
   /// those from before a change of settings carry the old settings' delays.
   void open(TimePoint now, TimePoint since);
+  /// True when other settings have become current since open() or close().
+  [[nodiscard]] bool settings_changed() const;
   /// Requests judged since open(), unfinished ones past a target not counted.
   [[nodiscard]] std::int32_t judged_so_far() const;
   /// The window from open() to now; sampling goes on until the next open().
@@ -79,6 +81,7 @@ class LatencyWindows final : public Observer {
   TimePoint opened_{};
   TimePoint since_{};
   std::uint64_t settings_number_ = 0;
+  bool settings_changed_ = false;
   std::int32_t waiting_ = 0;
   std::uint64_t replacement_state_ = 1;
 };

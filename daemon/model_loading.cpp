@@ -91,6 +91,9 @@ Result<LoadedModel> load_model(const EngineSpec& spec) {
     Result<std::unique_ptr<engine::WeightSource>> opened = engine::open_safetensors(spec.model.path);
     if (!opened) return Unexpected(std::move(opened).error());
     weights = std::move(*opened);
+    Result<std::vector<std::string>> warnings = engine::check_weights(model.plan.config, *weights);
+    if (!warnings) return Unexpected(std::move(warnings).error());
+    for (std::string& warning : *warnings) model.plan.notes.push_back(std::move(warning));
     // Some folders declare the end token in tokenizer_config.json alone.
     std::vector<TokenId>& ends = model.plan.config.end_tokens;
     const std::optional<TokenId> end = model.tokenizer->end_token();
@@ -100,7 +103,8 @@ Result<LoadedModel> load_model(const EngineSpec& spec) {
   if (form) {
     model.chat_form = *form;
   } else {
-    model.plan.notes.push_back(form.error().message + "; /v1/chat/completions uses plain `role: content` lines");
+    model.plan.notes.push_back(form.error().message +
+                               "; /v1/chat/completions is refused, /v1/completions takes prompts already formatted");
   }
 
   const engine::BackendOptions options{.dtype = model.plan.dtype,

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,7 +33,7 @@ struct ModelPlan {
 struct LoadedModel {
   ModelPlan plan;
   std::unique_ptr<text::Tokenizer> tokenizer;
-  text::ChatForm chat_form = text::ChatForm::Plain;
+  std::optional<text::ChatForm> chat_form;  // none: the model's template is of a form that is not known
   std::unique_ptr<engine::Backend> backend;
 };
 

@@ -55,6 +55,11 @@ void TuningLoop::tick(TimePoint now) {
     settled_at_.reset();
     return;
   }
+  if (windows_.settings_changed()) {  // under an open window, by a person: it tells of neither settings
+    changed_ = now;
+    settled_at_ = now + tuning_.settle;
+    return;
+  }
   const Duration open_for = now - opened_;
   if (open_for < tuning_.window) return;
   if (windows_.judged_so_far() < tuning_.min_requests && open_for < window_stretch_max * tuning_.window) return;

@@ -33,7 +33,7 @@ struct Node {
   bool quoted = false;  // a String written in quotes; always true for JSON
   Position position{};
   std::vector<Node> items{};      // of a List
-  std::vector<Member> members{};  // of a Map, in order, keys distinct
+  std::vector<Member> members;  // of a Map, in order, keys distinct
 
   /// The member's value, or null.
   [[nodiscard]] const Node* find(std::string_view key) const;

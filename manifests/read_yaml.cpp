@@ -33,17 +33,17 @@ class TreeBuilder final : public YAML::EventHandler {
   void OnDocumentEnd() override {}
 
   void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
-    Node node{.position = position_at(mark)};
+    Node node{.position = position_at(mark), .members = {}};
     refuse_anchor(node, anchor);
     add(std::move(node));
   }
   void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override {
-    Node node{.kind = Node::Kind::Refused, .position = position_at(mark)};
+    Node node{.kind = Node::Kind::Refused, .position = position_at(mark), .members = {}};
     report(node.position, "is an alias: anchors and aliases are not supported, write the value out");
     add(std::move(node));
   }
   void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor, const std::string& value) override {
-    Node node{.text = value, .position = position_at(mark)};
+    Node node{.text = value, .position = position_at(mark), .members = {}};
     node.quoted = tag == "!";
     node.kind = tag == "?" ? kind_of_plain(value) : Node::Kind::String;
     if (tag != "?" && tag != "!") refuse_tag(node, tag);
@@ -52,11 +52,11 @@ class TreeBuilder final : public YAML::EventHandler {
   }
   void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
                        YAML::EmitterStyle::value) override {
-    open(Node{.kind = Node::Kind::List, .position = position_at(mark)}, tag, anchor);
+    open(Node{.kind = Node::Kind::List, .position = position_at(mark), .members = {}}, tag, anchor);
   }
   void OnSequenceEnd() override { close(); }
   void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor, YAML::EmitterStyle::value) override {
-    open(Node{.kind = Node::Kind::Map, .position = position_at(mark)}, tag, anchor);
+    open(Node{.kind = Node::Kind::Map, .position = position_at(mark), .members = {}}, tag, anchor);
   }
   void OnMapEnd() override { close(); }
 

@@ -7,12 +7,11 @@
 #include <utility>
 
 #include "manifests/check.h"
+#include "manifests/names.h"
 #include "policies/scheduler_state.h"
 
 namespace rubato::policies {
 namespace {
-
-constexpr std::int32_t policy_count = static_cast<std::int32_t>(PriorityPolicy::ShortestFirst) + 1;
 
 // Keeps sums of time points and targets in range.
 constexpr Duration longest_target = std::chrono::hours(10000);
@@ -36,8 +35,8 @@ Scheduler::State::State(const SchedulerLimits& limits_in, const Settings& initia
     : limits(checked(limits_in)), longest(longest_sequence(limits.max_model_len, limits.block_count)), pool(limits.block_count) {
   const auto running_capacity = static_cast<std::size_t>(limits.max_num_seqs);
   const std::size_t capacity = running_capacity + static_cast<std::size_t>(limits.max_waiting);
-  for (std::int32_t policy = 0; policy < policy_count; ++policy) {
-    policies.push_back(make_policy(static_cast<PriorityPolicy>(policy), static_cast<std::int32_t>(capacity)));
+  for (const auto& named : enum_names<PriorityPolicy>) {
+    policies.push_back(make_policy(named.value, static_cast<std::int32_t>(capacity)));
   }
   sequences.resize(capacity);
   free_slots.reserve(capacity);

@@ -95,8 +95,9 @@ CompatibleSeries::CompatibleSeries(Declare vllm, const MetricsOptions& options)
     : requests_running(vllm.gauge("vllm:num_requests_running", "Requests that hold KV blocks.")),
       requests_waiting(vllm.gauge("vllm:num_requests_waiting", "Requests waiting to be scheduled.")),
       kv_cache_usage(vllm.gauge("vllm:kv_cache_usage_perc", "KV cache in use; 1 means 100 percent.")),
-      prompt_tokens(
-          vllm.counter("vllm:prompt_tokens_total", "Prefill tokens processed; recomputation after a preemption included.")),
+      prompt_tokens(vllm.counter(
+          "vllm:prompt_tokens_total",
+          "Prompt tokens of requests that got their first token; each prompt counts once, however often it was recomputed.")),
       generation_tokens(vllm.counter("vllm:generation_tokens_total", "Tokens generated.")),
       preemptions(vllm.counter("vllm:num_preemptions_total", "Preemptions of running requests.")),
       success_stop(vllm.counter(success_name, success_help, {{"finished_reason", "stop"}})),

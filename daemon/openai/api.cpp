@@ -234,7 +234,13 @@ Result<std::vector<TokenId>> OpenAiApi::encode(const std::string& prompt, const 
 Result<std::vector<std::vector<TokenId>>> OpenAiApi::prompts_of(const GenerationRequest& request) const {
   std::vector<std::vector<TokenId>> out;
   if (request.endpoint == Endpoint::Chat) {
-    auto tokens = text::render_chat(tokenizer_, model_.chat_form, request.messages);
+    if (!model_.chat_form) {
+      return unexpected(
+          ErrorCode::InvalidArgument, "messages",
+          "messages: the chat template of this model is of a form that the server does not know; send the formatted "
+          "prompt to /v1/completions");
+    }
+    auto tokens = text::render_chat(tokenizer_, *model_.chat_form, request.messages);
     if (!tokens) return Unexpected(std::move(tokens).error());
     out.push_back(std::move(*tokens));
     return out;

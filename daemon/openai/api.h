@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,7 +25,7 @@ struct ModelInfo {
   std::int64_t created = 0;        // seconds since 1970
   std::int32_t max_model_len = 0;  // the effective limit of prompt and answer together
   std::int32_t vocabulary = 0;     // of the model, which may be more than the tokenizer's
-  text::ChatForm chat_form = text::ChatForm::Plain;
+  std::optional<text::ChatForm> chat_form = text::ChatForm::Plain;  // none: chat requests are refused
   std::vector<TokenId> chat_end_tokens;  // end a chat answer, beside the model's own end tokens (text::chat_end_tokens)
 };
 

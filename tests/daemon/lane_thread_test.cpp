@@ -234,6 +234,9 @@ TEST_F(LaneThreadTest, stopping_gives_everybody_left_a_last_word) {
       EXPECT_EQ(sink->error().code, ErrorCode::Unavailable);
     }
   }
+  // Also those that the lane had not taken yet are on the books: each arrived and each ended.
+  EXPECT_EQ(recorder.arrivals, 6);
+  EXPECT_EQ(recorder.records.size(), 6U);
 }
 
 }  // namespace

@@ -128,6 +128,17 @@ TEST(LatencyWindows, refusals_count_as_misses_and_unjudged_aborts_do_not_count) 
   EXPECT_EQ(window.arrivals, 2);
 }
 
+TEST(LatencyWindows, a_queue_cancelled_between_steps_is_no_longer_waiting) {
+  LatencyWindows windows;
+  for (std::uint64_t id = 1; id <= 3; ++id) windows.on_arrival(arrival(id, 1s));
+  windows.on_step({}, {.waiting = 3});
+  for (std::uint64_t id = 1; id <= 3; ++id) windows.on_request_end(finished(id, 1s, 10ms, 10ms, Verdict::Unjudged));
+  windows.open(at(2s), at(2s));
+  const tuner::Window window = windows.close(at(3s));
+  EXPECT_EQ(window.waiting_begin, 0);
+  EXPECT_EQ(window.waiting_end, 0);
+}
+
 TEST(LatencyWindows, an_empty_window_is_zero_and_finite) {
   LatencyWindows windows;
   windows.open(at(0s), at(0s));

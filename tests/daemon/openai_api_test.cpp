@@ -111,6 +111,17 @@ TEST(OpenAiApi, text_that_cannot_fit_is_refused_before_it_is_tokenised) {
   EXPECT_THAT(api.post("/v1/completions", {{"prompt", std::string(600, 'a')}}).body, ::testing::HasSubstr("512"));
 }
 
+TEST(OpenAiApi, chat_is_refused_where_the_template_is_of_an_unknown_form) {
+  openai::ModelInfo model = test::byte_model();
+  model.chat_form.reset();
+  Api api(FakeServing::spelling("hello"), {}, {}, model);
+  const auto chat = api.post("/v1/chat/completions", {{"messages", {{{"role", "user"}, {"content", "hi"}}}}});
+  EXPECT_EQ(chat.status, 400);
+  EXPECT_EQ(error_of(chat)["param"], "messages");
+  EXPECT_THAT(chat.body, HasSubstr("/v1/completions"));
+  EXPECT_EQ(api.post("/v1/completions", {{"prompt", "hi"}}).status, 200);
+}
+
 TEST(OpenAiApi, refusals_name_the_parameter_and_nothing_is_submitted) {
   Api api;
   const auto refused = [&](const char* path, const std::string& body, int status, const Json& param) {
