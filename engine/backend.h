@@ -5,7 +5,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -13,8 +15,10 @@
 #include "engine/model/weights.h"
 #include "engine/sampling.h"
 #include "engine/tokens.h"
+#include "manifests/check.h"
 #include "manifests/result.h"
 #include "policies/ids.h"
+#include "policies/step_shapes.h"
 
 namespace rubato::engine {
 
@@ -40,17 +44,58 @@ struct StepRow {
 /// it keeps what larger steps allocated. sample_valid has exactly one entry per sampling row.
 struct StepResult {
   std::vector<Sample> samples;
-  std::vector<bool> sample_valid;  // false: that row's logits were not finite; the request fails alone
-  std::vector<float> logits;       // (sampling rows, vocabulary), before sampling; only when capture_logits is on
+  std::vector<bool> sample_valid;      // false: that row's logits were not finite; the request fails alone
+  std::vector<float> logits;           // (sampling rows, vocabulary), before sampling; only when capture_logits is on
+  std::optional<std::int32_t> bucket;  // tokens of the bucket that the step ran in; none: it ran eagerly
+  std::int32_t padding_tokens = 0;     // computed beyond the step's own tokens to fill its bucket
 };
 
-/// Thread: the lane's. run() allocates nothing after the first full-sized step.
+/// What a backend can prepare for; bounds for whoever chooses the buckets.
+struct ShapeLimits {
+  std::int32_t count_max = 0;     // buckets in one set, from the memory and the time that each costs; 0: every step runs eagerly
+  std::int32_t token_tile = 16;   // buckets above the decode range are multiples of it
+  std::int32_t eager_tokens = 0;  // what a step loses by running eagerly, in tokens of padding that would cost as much
+};
+
+/// A set of prepared buckets of one backend (captured graphs, tile plans). Immutable and opaque: made by build_shapes, used by
+/// run(), destroyed by whoever holds it, before its backend. Destroying it may wait until the device has finished the last step
+/// that used it, and frees memory: never on the lane's thread.
+class StepShapes {
+ public:
+  virtual ~StepShapes() = default;
+  [[nodiscard]] virtual const policies::StepBuckets& buckets() const = 0;
+  /// Memory that this set holds on host and device.
+  [[nodiscard]] virtual std::int64_t bytes() const = 0;
+};
+
+/// Thread: the lane's, but for build_shapes(). run() allocates nothing after the first full-sized step.
 class Backend {
  public:
   virtual ~Backend() = default;
 
   /// Executes the step. An error means the device broke: nothing was computed and the backend stays broken.
   [[nodiscard]] virtual Result<void> run(std::span<const StepRow> rows, StepResult& result) = 0;
+
+  /// The same for as long as the backend lives. The default: no shapes.
+  [[nodiscard]] virtual ShapeLimits shape_limits() const { return {}; }
+
+  /// Prepares a set for use_shapes(). Called by one other thread at a time while run() and use_shapes() go on, and delays
+  /// neither: it shares no lock, stream or scratch with a step. buckets has 1..count_max entries, the last at most
+  /// max_tokens_per_step. Errors leave the backend as it was: Cancelled (stop was requested; looked at between two buckets),
+  /// ResourceExhausted.
+  [[nodiscard]] virtual Result<std::unique_ptr<StepShapes>> build_shapes(const policies::StepBuckets& /*buckets*/,
+                                                                         const std::stop_token& /*stop*/) {
+    return unexpected(ErrorCode::InvalidArgument, "this backend prepares no shapes");
+  }
+
+  /// Between two steps: steps run in shapes (its own build_shapes made them; null: eagerly) from the next run() on. It
+  /// neither waits, allocates nor frees, and returns the set in use until now (null: none), which the caller lets die on another thread.
+  /// Steps in flight may still use that one; its destructor sees to it. Which bucket a step runs in, or none, never changes a bit
+  /// of its results. The default accepts null alone.
+  [[nodiscard]] virtual std::unique_ptr<StepShapes> use_shapes(std::unique_ptr<StepShapes> shapes) {
+    CHECK(shapes == nullptr, "this backend prepares no shapes");
+    return nullptr;
+  }
 
   /// Tests and the exactness checker compare bits of logits; off by default.
   virtual void capture_logits(bool on) = 0;
