@@ -53,6 +53,7 @@ struct StepResult {
 /// What a backend can prepare for; bounds for whoever chooses the buckets.
 struct ShapeLimits {
   std::int32_t count_max = 0;     // buckets in one set, from the memory and the time that each costs; 0: every step runs eagerly
+  std::int32_t tokens_max = 0;    // largest bucket
   std::int32_t token_tile = 16;   // buckets above the decode range are multiples of it
   std::int32_t eager_tokens = 0;  // what a step loses by running eagerly, in tokens of padding that would cost as much
 };
@@ -81,7 +82,7 @@ class Backend {
 
   /// Prepares a set for use_shapes(). Called by one other thread at a time while run() and use_shapes() go on, and delays
   /// neither: it shares no lock, stream or scratch with a step. buckets has 1..count_max entries, the last at most
-  /// max_tokens_per_step. Errors leave the backend as it was: Cancelled (stop was requested; looked at between two buckets),
+  /// tokens_max. Errors leave the backend as it was: Cancelled (stop was requested; looked at between two buckets),
   /// ResourceExhausted.
   [[nodiscard]] virtual Result<std::unique_ptr<StepShapes>> build_shapes(const policies::StepBuckets& /*buckets*/,
                                                                          const std::stop_token& /*stop*/) {
@@ -89,9 +90,9 @@ class Backend {
   }
 
   /// Between two steps: steps run in shapes (its own build_shapes made them; null: eagerly) from the next run() on. It
-  /// neither waits, allocates nor frees, and returns the set in use until now (null: none), which the caller lets die on another thread.
-  /// Steps in flight may still use that one; its destructor sees to it. Which bucket a step runs in, or none, never changes a bit
-  /// of its results. The default accepts null alone.
+  /// neither waits, allocates nor frees, and returns the set in use until now (null: none), which the caller lets die on another
+  /// thread. Steps in flight may still use that one; its destructor sees to it. Which bucket a step runs in, or none, never
+  /// changes a bit of its results. The default accepts null alone.
   [[nodiscard]] virtual std::unique_ptr<StepShapes> use_shapes(std::unique_ptr<StepShapes> shapes) {
     CHECK(shapes == nullptr, "this backend prepares no shapes");
     return nullptr;
