@@ -52,7 +52,8 @@ struct StepResult {
 
 /// What a backend can prepare for; bounds for whoever chooses the buckets.
 struct ShapeLimits {
-  std::int32_t count_max = 0;     // buckets in one set, from the memory and the time that each costs; 0: every step runs eagerly
+  std::int32_t count_max = 0;     // buckets in one set, from the memory and the time that each costs: 16 (enough for any decode
+                                  // range) or more; 0: every step runs eagerly
   std::int32_t tokens_max = 0;    // largest bucket
   std::int32_t token_tile = 16;   // buckets above the decode range are multiples of it
   std::int32_t eager_tokens = 0;  // what a step loses by running eagerly, in tokens of padding that would cost as much
@@ -80,8 +81,8 @@ class Backend {
   /// The same for as long as the backend lives. The default: no shapes.
   [[nodiscard]] virtual ShapeLimits shape_limits() const { return {}; }
 
-  /// Prepares a set for use_shapes(). Called by one other thread at a time while run() and use_shapes() go on, and delays
-  /// neither: it shares no lock, stream or scratch with a step. buckets has 1..count_max entries, the last at most
+  /// Prepares a set for use_shapes(). Called by one thread at a time, not the lane's, while run() and use_shapes() go on, and
+  /// delays neither: it shares no lock, stream or scratch with a step. buckets has 1..count_max entries, the last at most
   /// tokens_max. Errors leave the backend as it was: Cancelled (stop was requested; looked at between two buckets),
   /// ResourceExhausted.
   [[nodiscard]] virtual Result<std::unique_ptr<StepShapes>> build_shapes(const policies::StepBuckets& /*buckets*/,
