@@ -9,10 +9,10 @@
 #error "define RUBATO_KERNEL_SPACE and RUBATO_BFLOAT16_DOT before including kernels.inl"
 #endif
 
-#if RUBATO_BFLOAT16_DOT
-HWY_PUSH_ATTRIBUTES(HWY_TARGET_STR ",avx512bf16")
-#else
 HWY_BEFORE_NAMESPACE();
+#if RUBATO_BFLOAT16_DOT
+#pragma GCC push_options
+#pragma GCC target("avx512bf16")
 #endif
 namespace rubato::engine::cpu::RUBATO_KERNEL_SPACE {
 namespace HWY_NAMESPACE {
@@ -40,4 +40,7 @@ void fill_table(Kernels* out) {
 
 }  // namespace HWY_NAMESPACE
 }  // namespace rubato::engine::cpu::RUBATO_KERNEL_SPACE
+#if RUBATO_BFLOAT16_DOT
+#pragma GCC pop_options
+#endif
 HWY_AFTER_NAMESPACE();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels for CPUs with AVX-512 BF16, whose dot product of BF16 pairs this Highway version does not know: kernels.inl once
-// more, in its AVX-512 form with that instruction put in.
+// more, in its AVX-512 form with that instruction put in. Clang refuses the instruction inside lambdas of Highway's own target,
+// so that a build with it uses the portable kernels.
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -10,7 +11,7 @@
 #include "engine/cpu/kernels.h"
 #include "manifests/settings.h"
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(__clang__)
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "engine/cpu/kernels_bfloat16_dot.cpp"

@@ -15,12 +15,6 @@
 namespace rubato::engine::cpu {
 namespace {
 
-// Rows that share one pass over a panel: few enough that they stay in the second-level cache, enough that weights are read
-// seldom.
-constexpr std::int32_t linear_rows = 128;
-constexpr std::int32_t linear_tasks_per_thread = 8;
-constexpr std::int32_t elementwise_rows = 8;
-
 std::int32_t tasks_for(std::int32_t count, std::int32_t per_task) {
   return (count + per_task - 1) / per_task;
 }
@@ -40,8 +34,7 @@ void CpuOps::share(std::int64_t work, std::int32_t count, Body&& body) {
   for (std::int32_t task = 0; task < count; ++task) body(task, 0);
 }
 
-CpuOps::CpuOps(DataType dtype, KernelPath path, std::int32_t threads)
-    : dtype_(dtype), kernels_(kernels_of(path, dtype)), workers_(threads) {
+CpuOps::CpuOps(DataType dtype, KernelPath path, std::int32_t threads) : kernels_(kernels_of(path, dtype)), workers_(threads) {
   CHECK(dtype != DataType::Float16);
 }
 
@@ -181,7 +174,7 @@ Result<void> CpuOps::make_cache(const AttentionShape& shape, std::span<const flo
 }
 
 Result<void> CpuOps::make_scratch() {
-  const std::int64_t partial = static_cast<std::int64_t>(linear_rows) * kernels_.panel_columns;
+  const std::int64_t partial = static_cast<std::int64_t>(linear_rows_max) * kernels_.panel_columns;
   const std::int64_t scores = static_cast<std::int64_t>(attention_rows_max) * attention_tile;
   const std::int64_t sums = static_cast<std::int64_t>(attention_rows_max) * ((shape_.head_size + 15) / 16 * 16);
   for (std::int32_t worker = 0; worker < workers_.thread_count(); ++worker) {
@@ -217,21 +210,22 @@ void CpuOps::embed_token(const Linear& linear, TokenId token, float* out) const 
 
 void CpuOps::embed(LinearId table, std::span<const TokenId> tokens, const Matrix& out) {
   const Linear& linear = linear_at(table);
-  share(elements_of(out) * elementwise_work, tasks_for(static_cast<std::int32_t>(tokens.size()), elementwise_rows),
-        [&](std::int32_t task, std::int32_t) {
-          const std::size_t begin = static_cast<std::size_t>(task) * elementwise_rows;
-          const std::size_t end = std::min(tokens.size(), begin + elementwise_rows);
-          for (std::size_t i = begin; i < end; ++i) {
-            embed_token(linear, tokens[i], reinterpret_cast<float*>(row_of(out, static_cast<std::int64_t>(i))));
-          }
-        });
+  const auto count = static_cast<std::int32_t>(tokens.size());
+  const std::int32_t per_task = elementwise_rows(count);
+  share(elements_of(out) * elementwise_work, tasks_for(count, per_task), [&](std::int32_t task, std::int32_t) {
+    const std::int32_t end = std::min(count, (task + 1) * per_task);
+    for (std::int32_t i = task * per_task; i < end; ++i) {
+      embed_token(linear, tokens[static_cast<std::size_t>(i)], reinterpret_cast<float*>(row_of(out, i)));
+    }
+  });
 }
 
 void CpuOps::norm_rows(const Matrix& x, const Matrix* delta, NormId weight, float epsilon, const Matrix& out) {
   const Norm& norm = norms_.at(static_cast<std::size_t>(weight.value));
-  share(elements_of(x) * elementwise_work, tasks_for(x.rows, elementwise_rows), [&](std::int32_t task, std::int32_t) {
-    const std::int32_t end = std::min(x.rows, (task + 1) * elementwise_rows);
-    for (std::int32_t row = task * elementwise_rows; row < end; ++row) {
+  const std::int32_t per_task = elementwise_rows(x.rows);
+  share(elements_of(x) * elementwise_work, tasks_for(x.rows, per_task), [&](std::int32_t task, std::int32_t) {
+    const std::int32_t end = std::min(x.rows, (task + 1) * per_task);
+    for (std::int32_t row = task * per_task; row < end; ++row) {
       kernels_.norm({.x = reinterpret_cast<float*>(row_of(x, row)),
                      .delta = delta == nullptr ? nullptr : reinterpret_cast<const float*>(row_of(*delta, row)),
                      .weight = norm.weights.data(),
@@ -256,12 +250,15 @@ void CpuOps::linear(LinearId id, const Matrix& x, const Matrix& out) {
   const bool gated = linear.shape.kind == LinearKind::Swiglu;
   const std::int32_t columns = gated ? kernels_.panel_columns / 2 : kernels_.panel_columns;
   const std::int64_t panel_cells = static_cast<std::int64_t>(linear.cells) * kernels_.panel_columns;
+  const TilePlan* plan = plan_of(x.rows);
+  const LinearCut cut = plan != nullptr ? plan->linears[static_cast<std::size_t>(id.value)]
+                                        : eager_cut({.panels = linear.panels, .cells = linear.cells}, workers_.thread_count());
   const auto one_panel = [&](std::int32_t first, std::int32_t panel, std::int32_t worker) {
     LinearTask part{.panel = static_cast<const std::uint32_t*>(linear.weights.data()) + panel * panel_cells,
                     .bias = nullptr,
                     .x = row_of(x, first),
                     .x_stride = x.stride / kernels_.elements_per_cell,
-                    .rows = std::min(linear_rows, x.rows - first),
+                    .rows = std::min(cut.rows, x.rows - first),
                     .cells = linear.cells,
                     .out = row_of(out, first) + static_cast<std::int64_t>(panel) * columns * bytes_of(out.format),
                     .out_stride = out.stride,
@@ -270,13 +267,12 @@ void CpuOps::linear(LinearId id, const Matrix& x, const Matrix& out) {
     if (linear.has_bias) part.bias = static_cast<const float*>(linear.bias.data()) + static_cast<std::int64_t>(panel) * columns;
     (gated ? kernels_.linear_swiglu : kernels_.linear)(part);
   };
-  // A task takes several neighbouring panels where there are many: what a kernel fetches ahead is then its own next panel.
-  const std::int32_t run = std::max(1, linear.panels / (linear_tasks_per_thread * workers_.thread_count()));
-  const std::int32_t runs = tasks_for(linear.panels, run);
-  share(static_cast<std::int64_t>(x.rows) * linear.panels * panel_cells, tasks_for(x.rows, linear_rows) * runs,
+  const std::int32_t runs = tasks_for(linear.panels, cut.panels);
+  share(static_cast<std::int64_t>(x.rows) * linear.panels * panel_cells, tasks_for(x.rows, cut.rows) * runs,
         [&](std::int32_t task, std::int32_t worker) {
-          const std::int32_t end = std::min(linear.panels, (task % runs + 1) * run);
-          for (std::int32_t panel = task % runs * run; panel < end; ++panel) one_panel(task / runs * linear_rows, panel, worker);
+          const std::int32_t begin = task % runs * cut.panels;
+          const std::int32_t end = std::min(linear.panels, begin + cut.panels);
+          for (std::int32_t panel = begin; panel < end; ++panel) one_panel(task / runs * cut.rows, panel, worker);
         });
 }
 
@@ -299,9 +295,10 @@ void CpuOps::rope_and_store(const Matrix& qkv, std::int32_t layer, std::span<con
     common.epsilon = norm->epsilon;
   }
   std::uint32_t* cache = layer_cache(layer);
-  share(elements_of(qkv) * elementwise_work, tasks_for(qkv.rows, elementwise_rows), [&](std::int32_t task, std::int32_t) {
-    const std::int32_t end = std::min(qkv.rows, (task + 1) * elementwise_rows);
-    for (std::int32_t row = task * elementwise_rows; row < end; ++row) {
+  const std::int32_t per_task = elementwise_rows(qkv.rows);
+  share(elements_of(qkv) * elementwise_work, tasks_for(qkv.rows, per_task), [&](std::int32_t task, std::int32_t) {
+    const std::int32_t end = std::min(qkv.rows, (task + 1) * per_task);
+    for (std::int32_t row = task * per_task; row < end; ++row) {
       const SequenceSpan& sequence = sequences[static_cast<std::size_t>(token_sequence_[static_cast<std::size_t>(row)])];
       const std::int32_t position = sequence.position + row - sequence.first;
       RopeTask token = common;
@@ -320,7 +317,8 @@ void CpuOps::attention(const Matrix& query, std::int32_t layer, std::span<const 
   const std::int32_t group = shape_.heads / shape_.kv_heads;
   const std::int32_t head_count = std::min(group, attention_rows_max);
   const std::int32_t head_parts = tasks_for(group, head_count);
-  const std::int32_t tokens = attention_rows_max / head_count;
+  const TilePlan* plan = plan_of(query.rows);
+  const std::int32_t tokens = plan != nullptr ? plan->attention_tokens : attention_rows_max / head_count;
   pieces_.clear();
   std::int64_t positions = 0;
   for (std::size_t i = 0; i < sequences.size(); ++i) {
@@ -376,6 +374,50 @@ void CpuOps::poison(std::span<const BlockId> blocks) {
                   static_cast<std::size_t>(layout_.block_stride) * 4);
     }
   }
+}
+
+// ---- shapes
+
+ShapeLimits CpuOps::shape_limits() const {
+  // A plan costs microseconds and a few hundred bytes; more of them would only crowd the status.
+  return {.count_max = 24, .token_tile = 16, .eager_tokens = 64};
+}
+
+Result<std::unique_ptr<StepShapes>> CpuOps::build_shapes(const policies::StepBuckets& buckets,
+                                                         const std::stop_token& stop) const {
+  const std::int32_t group = shape_.heads / shape_.kv_heads;
+  const std::int32_t head_count = std::min(group, attention_rows_max);
+  TilePlans::Sizes sizes{
+      .linears = {},
+      .attention = {.tokens_max = attention_rows_max / head_count, .per_piece = shape_.kv_heads * tasks_for(group, head_count)},
+      .threads = workers_.thread_count()};
+  for (const Linear& linear : linears_) sizes.linears.push_back({.panels = linear.panels, .cells = linear.cells});
+  return TilePlans::build(buckets, sizes, stop);
+}
+
+std::unique_ptr<StepShapes> CpuOps::use_shapes(std::unique_ptr<StepShapes> shapes) {
+  tokens_ = {};
+  selected_ = {};
+  std::unique_ptr<StepShapes> before = std::move(plans_);
+  plans_.reset(static_cast<TilePlans*>(shapes.release()));
+  return before;
+}
+
+std::optional<std::int32_t> CpuOps::begin_step(std::int32_t tokens, std::int32_t selected) {
+  tokens_ = {.rows = tokens, .plan = plans_ ? plans_->find(tokens) : nullptr};
+  selected_ = {.rows = selected, .plan = plans_ ? plans_->find(selected) : nullptr};
+  if (tokens_.plan == nullptr) return std::nullopt;
+  return plans_->buckets().tokens[*plans_->buckets().find(tokens)];
+}
+
+const TilePlan* CpuOps::plan_of(std::int32_t rows) const {
+  if (rows == tokens_.rows) return tokens_.plan;
+  return rows == selected_.rows ? selected_.plan : nullptr;
+}
+
+std::int32_t CpuOps::elementwise_rows(std::int32_t rows) const {
+  const TilePlan* plan = plan_of(rows);
+  return plan != nullptr ? plan->elementwise_rows : eager_elementwise_rows;
 }
 
 void CpuOps::for_each(std::int32_t count, const std::function<void(std::int32_t)>& body) {

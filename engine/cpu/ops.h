@@ -5,12 +5,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include "engine/cpu/kernels.h"
 #include "engine/cpu/memory.h"
+#include "engine/cpu/tile_plans.h"
 #include "engine/cpu/workers.h"
 #include "engine/models/host_backend.h"
 
@@ -38,6 +40,12 @@ class CpuOps final : public HostOps {
   void read(const Matrix& x, std::span<float> out) const override;
   void poison(std::span<const BlockId> blocks) override;
   void for_each(std::int32_t count, const std::function<void(std::int32_t)>& body) override;
+  ShapeLimits shape_limits() const override;
+  /// Reads sizes that are fixed after set-up, and nothing of a step.
+  Result<std::unique_ptr<StepShapes>> build_shapes(const policies::StepBuckets& buckets,
+                                                   const std::stop_token& stop) const override;
+  std::unique_ptr<StepShapes> use_shapes(std::unique_ptr<StepShapes> shapes) override;
+  std::optional<std::int32_t> begin_step(std::int32_t tokens, std::int32_t selected) override;
 
   /// `avx512_bf16, 2 threads`
   [[nodiscard]] std::string description() const;
@@ -66,6 +74,9 @@ class CpuOps final : public HostOps {
   template <class Body>
   void share(std::int64_t work, std::int32_t count, Body&& body);
   [[nodiscard]] Linear& linear_at(LinearId id);
+  /// Of the step's bucket for matrices of its tokens or of its selected tokens; null: eager.
+  [[nodiscard]] const TilePlan* plan_of(std::int32_t rows) const;
+  [[nodiscard]] std::int32_t elementwise_rows(std::int32_t rows) const;
   [[nodiscard]] Place place_of(const Linear& linear, std::int32_t output) const;
   void load_row(const Linear& linear, std::int32_t output, const TensorView& rows, std::int64_t row) const;
   void embed_token(const Linear& linear, TokenId token, float* out) const;
@@ -74,7 +85,6 @@ class CpuOps final : public HostOps {
   [[nodiscard]] std::byte* row_of(const Matrix& matrix, std::int64_t row) const;
   [[nodiscard]] std::int64_t bytes_of(Format format) const;
 
-  DataType dtype_;
   Kernels kernels_;
   Workers workers_;
   std::vector<HostMemory> matrices_;
@@ -100,6 +110,14 @@ class CpuOps final : public HostOps {
     std::int32_t count;
   };
   std::vector<AttentionPiece> pieces_;
+
+  std::unique_ptr<TilePlans> plans_;  // null: every step is eager
+  struct PlannedRows {
+    std::int32_t rows = 0;
+    const TilePlan* plan = nullptr;
+  };
+  PlannedRows tokens_;    // of the step
+  PlannedRows selected_;  // of its last layer's end, where only the selected tokens are left
 };
 
 /// make_cpu_backend on a given path, which must be one of kernel_paths(options.dtype).

@@ -118,7 +118,7 @@ TEST(OpenAiApi, chat_is_refused_where_the_template_is_of_an_unknown_form) {
   const auto chat = api.post("/v1/chat/completions", {{"messages", {{{"role", "user"}, {"content", "hi"}}}}});
   EXPECT_EQ(chat.status, 400);
   EXPECT_EQ(error_of(chat)["param"], "messages");
-  EXPECT_THAT(chat.body, HasSubstr("/v1/completions"));
+  EXPECT_THAT(chat.body, ::testing::HasSubstr("/v1/completions"));
   EXPECT_EQ(api.post("/v1/completions", {{"prompt", "hi"}}).status, 200);
 }
 
