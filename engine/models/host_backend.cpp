@@ -3,6 +3,8 @@
 #include "engine/models/host_backend.h"
 
 #include <algorithm>
+#include <new>
+#include <string>
 #include <utility>
 
 #include "manifests/check.h"
@@ -85,6 +87,27 @@ HostBackend::HostBackend(const ModelConfig& config, const BackendOptions& option
   ops_->poison(all);
 }
 
+ShapeLimits HostBackend::shape_limits() const {
+  ShapeLimits limits = ops_->shape_limits();
+  limits.tokens_max = options_.max_tokens_per_step;
+  return limits;
+}
+
+Result<std::unique_ptr<StepShapes>> HostBackend::build_shapes(const policies::StepBuckets& buckets, const std::stop_token& stop) {
+  CHECK(!buckets.tokens.empty() && std::is_sorted(buckets.tokens.begin(), buckets.tokens.end()) && buckets.tokens.front() >= 1 &&
+            buckets.tokens.back() <= options_.max_tokens_per_step,
+        "buckets=", buckets.tokens.size());
+  try {
+    return ops_->build_shapes(buckets, stop);
+  } catch (const std::bad_alloc&) {
+    return unexpected(ErrorCode::ResourceExhausted, "no memory for " + std::to_string(buckets.tokens.size()) + " step shapes");
+  }
+}
+
+std::unique_ptr<StepShapes> HostBackend::use_shapes(std::unique_ptr<StepShapes> shapes) {
+  return ops_->use_shapes(std::move(shapes));
+}
+
 void HostBackend::released(std::span<const BlockId> blocks) {
   if (options_.poison) ops_->poison(blocks);
 }
@@ -130,6 +153,8 @@ Result<void> HostBackend::run(std::span<const StepRow> rows, StepResult& result)
   if (result.samples.size() < selected_.size()) result.samples.resize(selected_.size());
   result.sample_valid.assign(selected_.size(), false);
   result.logits.clear();
+  result.padding_tokens = 0;  // the host computes a step's own tokens alone, whatever bucket it is planned for
+  result.bucket = ops_->begin_step(static_cast<std::int32_t>(tokens_.size()), static_cast<std::int32_t>(selected_.size()));
   if (tokens_.empty()) return {};
   logits_ = model_.forward(tokens_, sequences_, selected_);
   if (capture_logits_) {

@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -21,6 +23,21 @@ class HostOps : public Ops {
  public:
   /// Calls body once for each of 0 .. count-1, possibly on several threads, and returns when all are done.
   virtual void for_each(std::int32_t count, const std::function<void(std::int32_t)>& body) = 0;
+
+  // ---- shapes, as Backend's; by default there are none
+  /// tokens_max is the backend's to know.
+  [[nodiscard]] virtual ShapeLimits shape_limits() const { return {}; }
+  [[nodiscard]] virtual Result<std::unique_ptr<StepShapes>> build_shapes(const policies::StepBuckets& /*buckets*/,
+                                                                         const std::stop_token& /*stop*/) const {
+    return unexpected(ErrorCode::InvalidArgument, "these operations prepare no shapes");
+  }
+  [[nodiscard]] virtual std::unique_ptr<StepShapes> use_shapes(std::unique_ptr<StepShapes> shapes) {
+    CHECK(shapes == nullptr, "these operations prepare no shapes");
+    return nullptr;
+  }
+  /// Announces the operations of a step on so many tokens, of which logits are wanted for some. Returns the bucket whose plan
+  /// they follow.
+  virtual std::optional<std::int32_t> begin_step(std::int32_t /*tokens*/, std::int32_t /*selected*/) { return std::nullopt; }
 };
 
 /// InvalidArgument when an option is out of range or config's shapes contradict each other.
@@ -34,6 +51,10 @@ class HostBackend final : public Backend {
                                                              std::string description);
 
   [[nodiscard]] Result<void> run(std::span<const StepRow> rows, StepResult& result) override;
+  [[nodiscard]] ShapeLimits shape_limits() const override;
+  [[nodiscard]] Result<std::unique_ptr<StepShapes>> build_shapes(const policies::StepBuckets& buckets,
+                                                                 const std::stop_token& stop) override;
+  [[nodiscard]] std::unique_ptr<StepShapes> use_shapes(std::unique_ptr<StepShapes> shapes) override;
   void capture_logits(bool on) override { capture_logits_ = on; }
   void released(std::span<const BlockId> blocks) override;
   [[nodiscard]] const ModelConfig& config() const override { return config_; }
