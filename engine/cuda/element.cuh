@@ -132,8 +132,8 @@ __device__ inline float block_sum(float value, float* scratch) {
 }
 
 // ---- functions
-/// e^x within 2 units in the last place, and exactly 1 for 0: the same bits from every compiler, which expf is not. Results below
-/// the smallest normal number are 0, above 2^127.5 infinite; NaN stays NaN.
+/// e^x within 2 units in the last place, and exactly 1 for 0: the same bits from every compiler, which expf is not. Below -87
+/// the result is 0, above 88 infinite; NaN stays NaN.
 __device__ inline float exponential(float x) {
   // x = n ln 2 + r with |r| <= ln 2 / 2. Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits of the sum.
   constexpr float shifter = 12582912.0F;
