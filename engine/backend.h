@@ -83,8 +83,8 @@ class Backend {
 
   /// Prepares a set for use_shapes(). Called by one thread at a time, not the lane's, while run() and use_shapes() go on, and
   /// delays neither: it shares no lock, stream or scratch with a step. buckets has 1..count_max entries, the last at most
-  /// tokens_max. Errors leave the backend as it was: Cancelled (stop was requested; looked at between two buckets),
-  /// ResourceExhausted.
+  /// tokens_max. At most one other set lives meanwhile, the one in use. Errors leave the backend as it was: Cancelled (stop was
+  /// requested; looked at between two buckets), ResourceExhausted.
   [[nodiscard]] virtual Result<std::unique_ptr<StepShapes>> build_shapes(const policies::StepBuckets& /*buckets*/,
                                                                          const std::stop_token& /*stop*/) {
     return unexpected(ErrorCode::InvalidArgument, "this backend prepares no shapes");
