@@ -1,0 +1,471 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels that work on one row at a time: against the reference or the formula on awkward shapes, and bit for bit against themselves under
+// everything that must not change a result: other rows, place in the batch, padding, alignment.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <string>
+
+#include "engine/cuda/kernels.h"
+#include "engine/models/rope.h"
+#include "engine/reference/ops.h"
+#include "tests/cuda/device_rows.h"
+
+namespace rubato::engine::cuda {
+namespace {
+
+class RowsTest : public DeviceTest, public testing::WithParamInterface<DataType> {
+ protected:
+  [[nodiscard]] DataType dtype() const { return GetParam(); }
+
+  /// Rows of one token each, so that a batch is its token ids.
+  DeviceBatch batch_of(const std::vector<std::int32_t>& token_ids, std::int32_t bucket) const {
+    std::vector<BatchRow> rows;
+    for (const std::int32_t id : token_ids) rows.push_back({.token_ids = {id}, .position = 0, .blocks = {0}});
+    return DeviceBatch(stream(), rows, {.tokens = bucket, .rows = bucket, .block_count = 1});
+  }
+
+  struct Norm {
+    Values x;  // after the addition
+    Values out;
+  };
+  struct NormInputs {
+    std::int32_t columns = 0;
+    Values x;
+    std::optional<Values> delta;
+    Values weight;
+  };
+  static constexpr float epsilon = 1e-5F;
+  Norm run_norm(const NormInputs& inputs, RowLayout layout = {}) const {
+    const auto rows = static_cast<std::int32_t>(inputs.x.size()) / inputs.columns;
+    const DeviceRows x(stream(), DataType::Float32, rows, inputs.columns, inputs.x, layout);
+    const DeviceRows delta(stream(), DataType::Float32, rows, inputs.columns, inputs.delta.value_or(Values()), layout);
+    const DeviceVector<float> weight(stream(), inputs.weight);
+    const DeviceRows out(stream(), dtype(), rows, inputs.columns, layout);
+    add_rms_norm(queue(), dtype(), x.accumulators(), inputs.delta ? delta.accumulators() : Accumulators(), weight.data(), epsilon,
+                 out.activations());
+    return {.x = x.read(stream()), .out = out.read(stream())};
+  }
+
+  Values run_swiglu(std::int32_t columns, const Values& gate_up, RowLayout layout = {}) const {
+    const auto rows = static_cast<std::int32_t>(gate_up.size()) / (2 * columns);
+    const DeviceRows in(stream(), dtype(), rows, 2 * columns, gate_up, layout);
+    const DeviceRows out(stream(), dtype(), rows, columns, layout);
+    swiglu(queue(), dtype(), in.activations(), out.activations());
+    return out.read(stream());
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Every, RowsTest, testing::ValuesIn(element_types()),
+                         [](const auto& type) { return element_name(type.param); });
+
+constexpr RowLayout aligned{.gap = 8, .offset = 0};
+constexpr RowLayout misaligned{.gap = 3, .offset = 1};
+
+// ---- embed
+
+TEST_P(RowsTest, embed_widens_the_rows_of_the_tokens_and_gives_padding_token_0) {
+  constexpr std::int32_t vocabulary = 37;
+  for (const std::int32_t columns : {1, 7, 8, 64, 130, 2056}) {
+    const Values values = draw(dtype(), vocabulary * columns, 1);
+    const DeviceRows table(stream(), dtype(), vocabulary, columns, values);
+    std::vector<std::int32_t> ids{36, 0, 5, 5, 17};
+    const DeviceBatch batch = batch_of(ids, 9);
+    for (const RowLayout layout : {RowLayout(), aligned, misaligned}) {
+      const DeviceRows out(stream(), DataType::Float32, 9, columns, layout);
+      embed(queue(), dtype(), table.data(), batch.view(), out.accumulators());
+      const Values got = out.read(stream());
+      for (std::int32_t row = 0; row < 9; ++row) {
+        const std::int32_t id = row < 5 ? ids[static_cast<std::size_t>(row)] : 0;
+        EXPECT_TRUE(same_bits(row_of(got, row, columns), row_of(values, id, columns))) << columns << " columns, row " << row;
+      }
+    }
+  }
+}
+
+// ---- add_rms_norm
+
+TEST_P(RowsTest, norm_matches_the_reference_and_adds_exactly) {
+  constexpr std::int32_t rows = 3;
+  for (const std::int32_t columns : {1, 2, 7, 64, 130, 576, 2049, 8200}) {
+    NormInputs inputs{.columns = columns,
+                      .x = draw(DataType::Float32, rows * columns, 2),
+                      .delta = draw(DataType::Float32, rows * columns, 3),
+                      .weight = draw(DataType::Float32, columns, 4)};
+    ReferenceOps reference(DataType::Float32);
+    const auto matrix = [&](const Values& values) {
+      const Matrix made = reference.allocate(rows, columns, Format::Accumulator).value();
+      std::copy(values.begin(), values.end(), static_cast<float*>(made.data));
+      return made;
+    };
+    const NormId weight =
+        reference
+            .make_norm({.dtype = DataType::Float32, .shape = {columns}, .bytes = std::as_bytes(std::span(inputs.weight))})
+            .value();
+    const Matrix x = matrix(inputs.x);
+    const Matrix out = reference.allocate(rows, columns, Format::Accumulator).value();
+    const auto values_of = [&](const Matrix& made) {
+      Values values(static_cast<std::size_t>(rows * columns));
+      reference.read(made, values);
+      return values;
+    };
+    const float tolerance = 4e-6F + element_epsilon(dtype());
+    reference.rms_norm(x, weight, epsilon, out);
+    NormInputs plain = inputs;
+    plain.delta.reset();
+    const Norm normed = run_norm(plain);
+    EXPECT_LT(relative_error(normed.out, values_of(out)), tolerance) << columns;
+    EXPECT_TRUE(same_bits(normed.x, inputs.x)) << columns;
+
+    reference.add_rms_norm(x, matrix(*inputs.delta), weight, epsilon, out);
+    for (const RowLayout layout : {RowLayout(), aligned, misaligned}) {
+      const Norm added = run_norm(inputs, layout);
+      EXPECT_LT(relative_error(added.out, values_of(out)), tolerance) << columns;
+      EXPECT_TRUE(same_bits(added.x, values_of(x))) << columns;
+    }
+  }
+}
+
+TEST_P(RowsTest, norm_has_the_same_bits_alone_in_any_batch_and_at_any_alignment) {
+  constexpr std::int32_t rows = 9;
+  for (const std::int32_t columns : {7, 130, 1028, 8204}) {
+    const NormInputs inputs{.columns = columns,
+                            .x = draw(DataType::Float32, rows * columns, 5, 30.0F),
+                            .delta = draw(DataType::Float32, rows * columns, 6),
+                            .weight = draw(DataType::Float32, columns, 7)};
+    const Norm all = run_norm(inputs);
+    EXPECT_TRUE(same_bits(run_norm(inputs, misaligned).out, all.out)) << columns;
+    for (const std::int32_t row : {0, 4, 8}) {
+      const auto part = [&](const Values& values) {
+        const auto view = row_of(values, row, columns);
+        return Values(view.begin(), view.end());
+      };
+      const Norm one = run_norm({.columns = columns, .x = part(inputs.x), .delta = part(*inputs.delta), .weight = inputs.weight});
+      EXPECT_TRUE(same_bits(one.out, row_of(all.out, row, columns))) << columns << " columns, row " << row;
+      EXPECT_TRUE(same_bits(one.x, row_of(all.x, row, columns))) << columns << " columns, row " << row;
+    }
+  }
+}
+
+TEST_P(RowsTest, norm_keeps_a_nan_in_its_row) {
+  constexpr std::int32_t columns = 66;
+  NormInputs inputs{.columns = columns, .x = draw(DataType::Float32, 3 * columns, 8), .delta = {}, .weight = Values(columns, 1.0F)};
+  const Norm clean = run_norm(inputs);
+  inputs.x[columns + 65] = std::numeric_limits<float>::quiet_NaN();
+  const Norm got = run_norm(inputs);
+  for (const std::int32_t row : {0, 2}) EXPECT_TRUE(same_bits(row_of(got.out, row, columns), row_of(clean.out, row, columns)));
+  for (const float value : row_of(got.out, 1, columns)) EXPECT_TRUE(std::isnan(value));
+}
+
+// ---- gather_rows
+
+TEST_P(RowsTest, gather_copies_selected_rows_and_row_0_for_padding) {
+  for (const std::int32_t columns : {1, 7, 64, 129, 2056}) {
+    const Values values = draw(dtype(), 6 * columns, 9);
+    const std::vector<BatchRow> rows{{.token_ids = {1, 2, 3}, .position = 0, .blocks = {0}},
+                                     {.token_ids = {4, 5, 6}, .position = 0, .blocks = {0}}};
+    const DeviceBatch batch(stream(), rows, {.tokens = 6, .rows = 5, .block_count = 1}, {1, 2, 5});
+    const std::vector<std::int32_t> expected{1, 2, 5, 0, 0};
+    for (const RowLayout layout : {RowLayout(), aligned, misaligned}) {
+      const DeviceRows x(stream(), dtype(), 6, columns, values, layout);
+      const DeviceRows out(stream(), dtype(), 5, columns, layout);
+      gather_rows(queue(), static_cast<std::int32_t>(element_size(dtype())), x.activations(), batch.view(), out.activations());
+      const Values got = out.read(stream());
+      for (std::size_t row = 0; row < expected.size(); ++row) {
+        EXPECT_TRUE(same_bits(row_of(got, static_cast<std::int64_t>(row), columns), row_of(values, expected[row], columns)))
+            << columns << " columns, row " << row;
+      }
+    }
+  }
+}
+
+// ---- swiglu
+
+TEST_P(RowsTest, swiglu_matches_the_formula_at_any_alignment) {
+  constexpr std::int32_t rows = 3;
+  for (const std::int32_t columns : {1, 7, 64, 172, 2049}) {
+    const Values gate_up = draw(dtype(), rows * 2 * columns, 10, 3.0F);
+    Values expected;
+    for (std::int32_t row = 0; row < rows; ++row) {
+      const auto in = row_of(gate_up, row, 2 * columns);
+      for (std::size_t i = 0; i < static_cast<std::size_t>(columns); ++i) {
+        const double gate = in[i];
+        expected.push_back(static_cast<float>(gate / (1.0 + std::exp(-gate)) * in[static_cast<std::size_t>(columns) + i]));
+      }
+    }
+    const Values got = run_swiglu(columns, gate_up);
+    EXPECT_LT(relative_error(got, expected), 1e-6F + element_epsilon(dtype())) << columns;
+    EXPECT_TRUE(same_bits(run_swiglu(columns, gate_up, aligned), got)) << columns;
+    EXPECT_TRUE(same_bits(run_swiglu(columns, gate_up, misaligned), got)) << columns;
+    const auto last = row_of(gate_up, rows - 1, 2 * columns);
+    EXPECT_TRUE(same_bits(run_swiglu(columns, Values(last.begin(), last.end())), row_of(got, rows - 1, columns))) << columns;
+  }
+}
+
+TEST_P(RowsTest, swiglu_is_right_for_extreme_gates) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  const Values gates{-60000.0F, -95.0F, 0.0F, 40000.0F, infinity, std::numeric_limits<float>::quiet_NaN()};
+  Values gate_up = gates;
+  gate_up.resize(2 * gates.size(), 1.0F);
+  const Values got = run_swiglu(static_cast<std::int32_t>(gates.size()), gate_up);
+  EXPECT_EQ(got[0], 0.0F);
+  EXPECT_EQ(got[1], 0.0F);
+  EXPECT_EQ(got[2], 0.0F);
+  EXPECT_EQ(got[3], rounded(dtype(), {40000.0F})[0]);
+  EXPECT_EQ(got[4], infinity);
+  EXPECT_TRUE(std::isnan(got[5]));
+}
+
+/// silu shows the exponential: each value to a few units in the last place over the whole range.
+TEST_F(DeviceTest, exponential_is_accurate_over_its_whole_range) {
+  Values gate_up;
+  for (float gate = -86.5F; gate < 87.0F; gate += 0.0371F) gate_up.push_back(gate);
+  const std::size_t count = gate_up.size();
+  gate_up.resize(2 * count, 1.0F);
+  const auto columns = static_cast<std::int32_t>(count);
+  const DeviceRows in(stream(), DataType::Float32, 1, 2 * columns, gate_up);
+  const DeviceRows out(stream(), DataType::Float32, 1, columns);
+  swiglu(queue(), DataType::Float32, in.activations(), out.activations());
+  const Values got = out.read(stream());
+  for (std::size_t i = 0; i < count; ++i) {
+    const double exact = gate_up[i] / (1.0 + std::exp(-static_cast<double>(gate_up[i])));
+    ASSERT_LE(std::abs(got[i] - exact), std::abs(exact) * 0x1p-21) << "at " << gate_up[i];
+  }
+}
+
+// ---- rope_and_store
+
+struct HeadCase {
+  std::int32_t heads;
+  std::int32_t kv_heads;
+  std::int32_t head_size;
+};
+
+constexpr std::int32_t block_count = 6;
+constexpr std::int32_t max_position = 3 * kv_block_tokens;
+
+/// One layer's cache, all NaN, and what a step left in it.
+struct RopeStep {
+  Values query;  // (tokens, heads * head_size)
+  Values cache;  // (blocks and the trash block, kv_heads, key and value, kv_block_tokens, head_size)
+};
+
+class RopeTest : public RowsTest {
+ protected:
+  struct Inputs {
+    HeadCase heads{};
+    std::vector<BatchRow> rows;
+    Values qkv;  // (bucket, q | k | v)
+    bool normed = false;
+  };
+
+  static CacheShape shape_of(const HeadCase& heads) {
+    return {.heads = heads.heads, .kv_heads = heads.kv_heads, .head_size = heads.head_size, .block_count = block_count};
+  }
+  static std::int32_t qkv_columns(const HeadCase& heads) { return (heads.heads + 2 * heads.kv_heads) * heads.head_size; }
+  static std::int64_t block_elements(const HeadCase& heads) {
+    return std::int64_t{heads.kv_heads} * 2 * kv_block_tokens * heads.head_size;
+  }
+  static Values norm_weight(std::int32_t head_size, std::uint64_t seed) { return draw(DataType::Float32, head_size, seed); }
+
+  RopeStep run(const Inputs& inputs, RowLayout layout = {}) const {
+    const CacheShape shape = shape_of(inputs.heads);
+    const std::int32_t size = shape.head_size;
+    const auto bucket = static_cast<std::int32_t>(inputs.qkv.size()) / qkv_columns(inputs.heads);
+    const DeviceRows qkv(stream(), DataType::Float32, bucket, qkv_columns(inputs.heads), inputs.qkv, layout);
+    const DeviceRows query(stream(), dtype(), bucket, shape.heads * size, layout);
+    const DeviceRows cache(stream(), dtype(), block_count + 1, static_cast<std::int32_t>(block_elements(inputs.heads)));
+    const RopeTable table = make_rope_table({}, size, max_position);
+    const DeviceVector<float> cosines(stream(), table.cosines);
+    const DeviceVector<float> sines(stream(), table.sines);
+    const DeviceVector<float> query_norm(stream(), norm_weight(size, 21));
+    const DeviceVector<float> key_norm(stream(), norm_weight(size, 22));
+    const DeviceBatch batch(stream(), inputs.rows, {.tokens = bucket, .rows = 8, .block_count = block_count});
+    const RopeInputs rope{.cosines = cosines.data(),
+                          .sines = sines.data(),
+                          .query_norm = inputs.normed ? query_norm.data() : nullptr,
+                          .key_norm = inputs.normed ? key_norm.data() : nullptr,
+                          .epsilon = epsilon};
+    rope_and_store(queue(), dtype(), shape, qkv.accumulators(), rope, batch.view(), cache.data(), query.activations());
+    return {.query = query.read(stream()), .cache = cache.read(stream())};
+  }
+
+  /// One head by the formula, in double.
+  static Values rotated(std::span<const float> head, const Values& norm, std::int32_t position) {
+    std::vector<double> x(head.begin(), head.end());
+    if (!norm.empty()) {
+      double squares = 0;
+      for (const double value : x) squares += value * value;
+      const double scale = 1.0 / std::sqrt(squares / static_cast<double>(x.size()) + epsilon);
+      for (std::size_t i = 0; i < x.size(); ++i) x[i] *= scale * norm[i];
+    }
+    const std::size_t half = x.size() / 2;
+    const RopeTable table = make_rope_table({}, static_cast<std::int32_t>(x.size()), position + 1);
+    Values out(x.size());
+    for (std::size_t i = 0; i < half; ++i) {
+      const double cosine = table.cosines[static_cast<std::size_t>(position) * half + i];
+      const double sine = table.sines[static_cast<std::size_t>(position) * half + i];
+      out[i] = static_cast<float>(x[i] * cosine - x[half + i] * sine);
+      out[half + i] = static_cast<float>(x[half + i] * cosine + x[i] * sine);
+    }
+    return out;
+  }
+
+  /// Key (part 0) or value (part 1) of one slot in what run() left.
+  static std::span<const float> stored(const RopeStep& step, const HeadCase& heads, std::int32_t block, std::int32_t kv_head,
+                                       std::int32_t part, std::int32_t slot) {
+    const std::int64_t at =
+        block * block_elements(heads) + ((std::int64_t{kv_head} * 2 + part) * kv_block_tokens + slot) * heads.head_size;
+    return std::span(step.cache).subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(heads.head_size));
+  }
+
+  static std::vector<BatchRow> ragged_rows() {
+    return {{.token_ids = {1}, .position = 37, .blocks = {4, 1, 3}},
+            {.token_ids = {1, 2, 3, 4, 5}, .position = 14, .blocks = {0, 5}},
+            {.token_ids = {1, 2}, .position = 0, .blocks = {2}}};
+  }
+  static constexpr std::int32_t ragged_tokens = 8;
+};
+
+INSTANTIATE_TEST_SUITE_P(Every, RopeTest, testing::ValuesIn(element_types()),
+                         [](const auto& type) { return element_name(type.param); });
+
+constexpr HeadCase head_cases[] = {{1, 1, 2}, {3, 1, 6}, {4, 2, 64}, {5, 5, 80}, {8, 2, 128}, {2, 1, 256}};
+
+TEST_P(RopeTest, rotates_normalises_and_stores_as_the_formula_says) {
+  for (const HeadCase& heads : head_cases) {
+    for (const bool normed : {false, true}) {
+      const std::int32_t size = heads.head_size;
+      const Inputs inputs{.heads = heads,
+                          .rows = ragged_rows(),
+                          .qkv = draw(DataType::Float32, ragged_tokens * qkv_columns(heads), 23),
+                          .normed = normed};
+      const RopeStep step = run(inputs);
+      std::int32_t token = 0;
+      for (const BatchRow& row : inputs.rows) {
+        for (std::size_t i = 0; i < row.token_ids.size(); ++i, ++token) {
+          const std::int32_t position = row.position + static_cast<std::int32_t>(i);
+          const auto in = row_of(inputs.qkv, token, qkv_columns(heads));
+          const auto head_of = [&](std::int32_t head) {
+            return in.subspan(static_cast<std::size_t>(head * size), static_cast<std::size_t>(size));
+          };
+          const auto near = [&](std::span<const float> got, const Values& want, const std::string& what) {
+            EXPECT_LT(relative_error(Values(got.begin(), got.end()), want), 2e-6F + element_epsilon(dtype()))
+                << what << " of " << heads.heads << "/" << heads.kv_heads << "x" << size << " token " << token;
+          };
+          for (std::int32_t head = 0; head < heads.heads; ++head) {
+            const auto got = row_of(step.query, token, heads.heads * size).subspan(static_cast<std::size_t>(head * size), static_cast<std::size_t>(size));
+            near(got, rotated(head_of(head), normed ? norm_weight(size, 21) : Values(), position), "query");
+          }
+          const std::int32_t block = row.blocks[static_cast<std::size_t>(position / kv_block_tokens)];
+          const std::int32_t slot = position % kv_block_tokens;
+          for (std::int32_t head = 0; head < heads.kv_heads; ++head) {
+            near(stored(step, heads, block, head, 0, slot),
+                 rotated(head_of(heads.heads + head), normed ? norm_weight(size, 22) : Values(), position), "key");
+            const auto value = head_of(heads.heads + heads.kv_heads + head);
+            EXPECT_TRUE(same_bits(stored(step, heads, block, head, 1, slot), rounded(dtype(), Values(value.begin(), value.end()))));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_P(RopeTest, queries_match_the_reference) {
+  const HeadCase heads{4, 2, 64};
+  const std::int32_t size = heads.head_size;
+  ReferenceOps reference(DataType::Float32);
+  const RopeTable table = make_rope_table({}, size, max_position);
+  ASSERT_TRUE(reference.make_cache({.layers = 1,
+                                    .heads = heads.heads,
+                                    .kv_heads = heads.kv_heads,
+                                    .head_size = size,
+                                    .block_count = block_count,
+                                    .max_position = max_position},
+                                   table.cosines, table.sines));
+  const Inputs inputs{.heads = heads, .rows = ragged_rows(), .qkv = draw(DataType::Float32, ragged_tokens * qkv_columns(heads), 24)};
+  const Matrix qkv = reference.allocate(ragged_tokens, qkv_columns(heads), Format::Accumulator).value();
+  std::copy(inputs.qkv.begin(), inputs.qkv.end(), static_cast<float*>(qkv.data));
+  std::vector<std::vector<BlockId>> tables;
+  for (const BatchRow& row : inputs.rows) {
+    tables.emplace_back();
+    for (const std::int32_t block : row.blocks) tables.back().push_back({block});
+  }
+  std::vector<SequenceSpan> spans;
+  std::int32_t first = 0;
+  for (std::size_t i = 0; i < inputs.rows.size(); ++i) {
+    const auto count = static_cast<std::int32_t>(inputs.rows[i].token_ids.size());
+    spans.push_back({.first = first, .count = count, .position = inputs.rows[i].position, .blocks = tables[i]});
+    first += count;
+  }
+  const Matrix out = reference.allocate(ragged_tokens, heads.heads * size, Format::Accumulator).value();
+  reference.rope_and_store(qkv, 0, spans, {}, out);
+  Values expected(static_cast<std::size_t>(ragged_tokens * heads.heads * size));
+  reference.read(out, expected);
+  EXPECT_LT(relative_error(run(inputs).query, expected), 2e-6F + element_epsilon(dtype()));
+}
+
+TEST_P(RopeTest, a_token_has_the_same_bits_alone_in_any_batch_and_at_any_alignment) {
+  for (const HeadCase& heads : head_cases) {
+    const std::int32_t columns = qkv_columns(heads);
+    const Inputs all{.heads = heads, .rows = ragged_rows(), .qkv = draw(DataType::Float32, ragged_tokens * columns, 25), .normed = true};
+    const RopeStep step = run(all);
+    const RopeStep shifted = run(all, misaligned);
+    EXPECT_TRUE(same_bits(shifted.query, step.query)) << heads.head_size;
+    EXPECT_TRUE(same_bits(shifted.cache, step.cache)) << heads.head_size;
+    // The third token of the second row, position 16: first slot of that row's second block.
+    const auto in = row_of(all.qkv, 3, columns);
+    const RopeStep alone = run({.heads = heads,
+                                .rows = {{.token_ids = {3}, .position = 16, .blocks = {0, 5}}},
+                                .qkv = Values(in.begin(), in.end()),
+                                .normed = true});
+    EXPECT_TRUE(same_bits(alone.query, row_of(step.query, 3, heads.heads * heads.head_size))) << heads.head_size;
+    for (std::int32_t head = 0; head < heads.kv_heads; ++head) {
+      for (const std::int32_t part : {0, 1}) {
+        EXPECT_TRUE(same_bits(stored(alone, heads, 5, head, part, 0), stored(step, heads, 5, head, part, 0))) << heads.head_size;
+      }
+    }
+  }
+}
+
+TEST_P(RopeTest, padding_tokens_write_to_the_trash_block_alone_and_change_nothing) {
+  const HeadCase heads{4, 2, 64};
+  const std::int32_t columns = qkv_columns(heads);
+  Inputs inputs{.heads = heads, .rows = ragged_rows(), .qkv = draw(DataType::Float32, ragged_tokens * columns, 26)};
+  const RopeStep exact = run(inputs);
+  inputs.qkv.resize(static_cast<std::size_t>(13 * columns), 1e30F);
+  const RopeStep padded = run(inputs);
+  const auto real = static_cast<std::size_t>(block_count * block_elements(heads));
+  EXPECT_TRUE(same_bits(std::span(padded.cache).first(real), std::span(exact.cache).first(real)));
+  EXPECT_TRUE(same_bits(std::span(padded.query).first(exact.query.size()), exact.query));
+  const auto trash = std::span(padded.cache).subspan(real);
+  EXPECT_TRUE(std::any_of(trash.begin(), trash.end(), [](float value) { return !std::isnan(value); }));
+}
+
+TEST_P(RopeTest, slots_that_no_token_owns_are_left_alone) {
+  const HeadCase heads{2, 1, 64};
+  const Inputs inputs{.heads = heads, .rows = ragged_rows(), .qkv = draw(DataType::Float32, ragged_tokens * qkv_columns(heads), 27)};
+  const RopeStep step = run(inputs);
+  const auto written = std::count_if(step.cache.begin(), step.cache.end(), [](float value) { return !std::isnan(value); });
+  EXPECT_EQ(written, ragged_tokens * 2 * heads.kv_heads * heads.head_size);
+}
+
+// ---- poison_blocks
+
+TEST_P(RopeTest, poison_fills_the_named_blocks_alone) {
+  const HeadCase heads{2, 1, 10};
+  const auto elements = static_cast<std::int32_t>(block_elements(heads));
+  const DeviceRows cache(stream(), dtype(), block_count + 1, elements, Values(static_cast<std::size_t>((block_count + 1) * elements), 1.0F));
+  const DeviceVector<std::int32_t> blocks(stream(), std::vector<std::int32_t>{5, 1});
+  poison_blocks(queue(), dtype(), shape_of(heads), blocks.data(), 2, cache.data());
+  const Values got = cache.read(stream());
+  for (std::int32_t block = 0; block <= block_count; ++block) {
+    const bool named = block == 5 || block == 1;
+    for (const float value : row_of(got, block, elements)) ASSERT_EQ(std::isnan(value), named) << "block " << block;
+  }
+}
+
+}  // namespace
+}  // namespace rubato::engine::cuda
