@@ -17,20 +17,29 @@ namespace {
 constexpr double greedy_below = 1e-5;  // a smaller temperature would overflow the division; vLLM draws the same line
 constexpr float masked = -std::numeric_limits<float>::infinity();
 
-std::uint64_t mix64(std::uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9U;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBU;
-  return x ^ (x >> 31);
-}
-
-/// The draw's only randomness: uniform in [0, 1), a function of the request's seed and the token's position.
-double noise(std::uint64_t seed, std::int64_t position) {
-  const std::uint64_t counter = mix64(static_cast<std::uint64_t>(position) * 0x9E3779B97F4A7C15U + 0xD1B54A32D192ED03U);
-  return static_cast<double>(mix64(mix64(seed + 0x9E3779B97F4A7C15U) ^ counter) >> 11) * 0x1p-53;
-}
-
 bool has_penalty(const SamplingParameters& p) {
   return p.presence_penalty != 0 || p.frequency_penalty != 0 || p.repetition_penalty != 1;
+}
+
+/// Ascending by token; several entries of one token add up.
+void normalise(std::vector<std::pair<TokenId, float>>& bias) {
+  std::stable_sort(bias.begin(), bias.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < bias.size(); ++i) {
+    if (kept > 0 && bias[kept - 1].first == bias[i].first) {
+      bias[kept - 1].second += bias[i].second;
+    } else {
+      bias[kept++] = bias[i];
+    }
+  }
+  bias.resize(kept);
+}
+
+/// Where the entry of token is, or would be.
+std::size_t find_count(std::span<const TokenCount> counts, TokenId token) {
+  const auto at =
+      std::lower_bound(counts.begin(), counts.end(), token, [](const TokenCount& count, TokenId id) { return count.token < id; });
+  return static_cast<std::size_t>(at - counts.begin());
 }
 
 /// Inserts into a short list kept best first; equal logits keep the lower id, which came first.
@@ -67,12 +76,15 @@ std::optional<TokenId> greedy_choice(std::span<const float> logits) {
 SamplingState::SamplingState(SamplingParameters parameters, std::span<const TokenId> prompt, std::int32_t vocabulary)
     : parameters_(std::move(parameters)) {
   std::erase_if(parameters_.logit_bias, [vocabulary](const auto& bias) { return bias.first < 0 || bias.first >= vocabulary; });
+  normalise(parameters_.logit_bias);
   raw_of_bias_.resize(parameters_.logit_bias.size());
   if (!has_penalty(parameters_)) return;
   std::vector<TokenId> sorted(prompt.begin(), prompt.end());
   std::sort(sorted.begin(), sorted.end());
   const std::size_t distinct_max = sorted.size() + static_cast<std::size_t>(std::max(0, parameters_.max_new_tokens));
-  counts_.reserve(std::min(distinct_max, static_cast<std::size_t>(vocabulary)));  // append() never allocates
+  const std::size_t entries = std::min(distinct_max, static_cast<std::size_t>(vocabulary));
+  counts_.reserve(entries);  // append() never allocates
+  raw_of_counts_.resize(entries);
   for (const TokenId token : sorted) {
     if (counts_.empty() || counts_.back().token != token) counts_.push_back({.token = token});
     ++counts_.back().prompt;
@@ -82,14 +94,20 @@ SamplingState::SamplingState(SamplingParameters parameters, std::span<const Toke
 void SamplingState::append(TokenId token) {
   ++generated_count_;
   if (!has_penalty(parameters_)) return;
-  auto at =
-      std::lower_bound(counts_.begin(), counts_.end(), token, [](const Count& count, TokenId id) { return count.token < id; });
-  if (at == counts_.end() || at->token != token) at = counts_.insert(at, {.token = token});
-  ++at->output;
+  const std::size_t at = find_count(counts_, token);
+  if (at == counts_.size() || counts_[at].token != token) {
+    counts_.insert(counts_.begin() + static_cast<std::ptrdiff_t>(at), {.token = token});
+    raw_of_counts_.resize(std::max(raw_of_counts_.size(), counts_.size()));
+  }
+  ++counts_[at].output;
+}
+
+bool SamplingState::is_greedy() const {
+  return parameters_.temperature < greedy_below;
 }
 
 void SamplingState::change(std::span<float> logits, std::span<const TokenId> end_tokens) const {
-  if (generated_count_ < parameters_.min_new_tokens) {
+  if (masks_end_tokens()) {
     for (const std::span<const TokenId> tokens : {end_tokens, std::span<const TokenId>(parameters_.stop_token_ids)}) {
       for (const TokenId token : tokens) {
         if (token >= 0 && static_cast<std::size_t>(token) < logits.size()) logits[static_cast<std::size_t>(token)] = masked;
@@ -99,26 +117,24 @@ void SamplingState::change(std::span<float> logits, std::span<const TokenId> end
   for (std::size_t i = 0; i < parameters_.logit_bias.size(); ++i) {
     float& logit = logits[static_cast<std::size_t>(parameters_.logit_bias[i].first)];
     raw_of_bias_[i] = logit;
-    logit += parameters_.logit_bias[i].second;
+    logit = kernels::biased(logit, parameters_.logit_bias[i].second);
   }
   penalise(logits);
 }
 
 void SamplingState::penalise(std::span<float> logits) const {
-  const auto repetition = static_cast<float>(parameters_.repetition_penalty);
-  const auto frequency = static_cast<float>(parameters_.frequency_penalty);
-  const auto presence = static_cast<float>(parameters_.presence_penalty);
-  for (const Count& count : counts_) {
-    float& logit = logits[static_cast<std::size_t>(count.token)];
-    count.raw = logit;
-    logit = logit > 0 ? logit / repetition : logit * repetition;
-    logit -= frequency * static_cast<float>(count.output);
-    if (count.output > 0) logit -= presence;
+  const kernels::Penalties penalties{.repetition = static_cast<float>(parameters_.repetition_penalty),
+                                     .frequency = static_cast<float>(parameters_.frequency_penalty),
+                                     .presence = static_cast<float>(parameters_.presence_penalty)};
+  for (std::size_t i = 0; i < counts_.size(); ++i) {
+    float& logit = logits[static_cast<std::size_t>(counts_[i].token)];
+    raw_of_counts_[i] = logit;
+    logit = kernels::penalised(logit, penalties, counts_[i].output);
   }
 }
 
 bool SamplingState::changes_logits() const {
-  return !parameters_.logit_bias.empty() || !counts_.empty() || generated_count_ < parameters_.min_new_tokens;
+  return !parameters_.logit_bias.empty() || !counts_.empty() || masks_end_tokens();
 }
 
 bool SamplingState::sample(std::span<float> logits, std::int64_t position, std::span<const TokenId> end_tokens,
@@ -126,7 +142,7 @@ bool SamplingState::sample(std::span<float> logits, std::int64_t position, std::
   out.logprob = 0;
   out.top.clear();
   if (logits.empty()) return false;
-  const bool greedy = parameters_.temperature < greedy_below;
+  const bool greedy = is_greedy();
   const bool wants_logprobs = parameters_.top_logprobs >= 0;
   const kernels::Argmax raw = kernels::argmax(logits);
   if (!raw.finite) return false;
@@ -138,28 +154,29 @@ bool SamplingState::sample(std::span<float> logits, std::int64_t position, std::
   // Raw log-probabilities first: what follows overwrites some of the logits.
   double log_sum = 0;
   if (wants_logprobs) {
-    log_sum = static_cast<double>(raw.value) + std::log(kernels::exp_sum(logits, raw.value));
+    log_sum = static_cast<double>(raw.value) + kernels::natural_log(kernels::exp_sum(logits, raw.value));
     collect_top(logits, std::min(static_cast<std::size_t>(parameters_.top_logprobs), logits.size()), out.top);
-    for (TokenLogprob& entry : out.top) entry.logprob = static_cast<float>(static_cast<double>(entry.logprob) - log_sum);
+    for (TokenLogprob& entry : out.top) entry.logprob = kernels::log_probability(entry.logprob, log_sum);
   }
 
   change(logits, end_tokens);
   const std::optional<TokenId> token = greedy ? greedy_choice(logits) : random_choice(logits, position);
   if (!token) return false;  // every token is masked
   out.token = *token;
-  if (wants_logprobs) out.logprob = static_cast<float>(static_cast<double>(raw_logit(logits, *token)) - log_sum);
+  if (wants_logprobs) out.logprob = kernels::log_probability(raw_logit(logits, *token), log_sum);
   return true;
 }
 
 std::optional<TokenId> SamplingState::random_choice(std::span<const float> logits, std::int64_t position) const {
   const float top = kernels::largest(logits);
   if (!std::isfinite(top)) return std::nullopt;
-  const Distribution distribution{
-      .logits = logits, .top = top, .inverse_temperature = static_cast<float>(1.0 / parameters_.temperature)};
+  const Distribution distribution{.logits = logits,
+                                  .top = kernels::without_sign_of_zero(top),
+                                  .inverse_temperature = static_cast<float>(1.0 / parameters_.temperature)};
   Cut cut = parameters_.min_p > 0 ? keep_min_p(parameters_.min_p) : keep_all();
   if (parameters_.top_k > 0) cut = keep_top_k(distribution, cut, parameters_.top_k);
   if (parameters_.top_p < 1) cut = keep_top_p(distribution, cut, parameters_.top_p);
-  return draw(distribution, cut, noise(parameters_.seed, position));
+  return draw(distribution, cut, noise_of(parameters_.seed, position));
 }
 
 float SamplingState::raw_logit(std::span<const float> logits, TokenId token) const {
@@ -167,9 +184,8 @@ float SamplingState::raw_logit(std::span<const float> logits, TokenId token) con
   for (std::size_t i = 0; i < parameters_.logit_bias.size(); ++i) {
     if (parameters_.logit_bias[i].first == token) return raw_of_bias_[i];
   }
-  const auto at =
-      std::lower_bound(counts_.begin(), counts_.end(), token, [](const Count& count, TokenId id) { return count.token < id; });
-  return at != counts_.end() && at->token == token ? at->raw : logits[static_cast<std::size_t>(token)];
+  const std::size_t at = find_count(counts_, token);
+  return at < counts_.size() && counts_[at].token == token ? raw_of_counts_[at] : logits[static_cast<std::size_t>(token)];
 }
 
 }  // namespace rubato::engine

@@ -28,7 +28,7 @@ struct SamplingParameters {
   std::int32_t min_new_tokens = 0;   // end tokens are masked until then
   bool ignore_eos = false;
   std::vector<TokenId> stop_token_ids{};  // beside the model's own end tokens
-  std::int32_t top_logprobs = -1;       // -1: none wanted; 0: the chosen token's alone; n: the n best as well (at most 20)
+  std::int32_t top_logprobs = -1;         // -1: none wanted; 0: the chosen token's alone; n: the n best as well (at most 20)
 };
 
 struct TokenLogprob {
@@ -39,8 +39,15 @@ struct TokenLogprob {
 /// A sampled token. logprob and top refer to the model's raw distribution (before penalties and temperature), as vLLM reports it.
 struct Sample {
   TokenId token = 0;
-  float logprob = 0;              // only when wanted
+  float logprob = 0;                // only when wanted
   std::vector<TokenLogprob> top{};  // best first; capacity reserved ahead
+};
+
+/// How often a token occurred in a sequence.
+struct TokenCount {
+  TokenId token = 0;
+  std::int32_t prompt = 0;
+  std::int32_t output = 0;
 };
 
 /// The per-sequence state that sampling needs: how often each token occurred. Owned by the lane, read by the backend within a
@@ -49,10 +56,16 @@ class SamplingState {
  public:
   SamplingState(SamplingParameters parameters, std::span<const TokenId> prompt, std::int32_t vocabulary);
 
+  /// As given, but for the bias: ascending by token, one entry per token of the vocabulary.
   [[nodiscard]] const SamplingParameters& parameters() const { return parameters_; }
   /// Books one generated token. Called once per generated token, never again after a preemption.
   void append(TokenId token);
   [[nodiscard]] std::int32_t generated_count() const { return generated_count_; }
+  /// Ascending by token; empty when no penalty is on.
+  [[nodiscard]] std::span<const TokenCount> counts() const { return counts_; }
+  [[nodiscard]] bool is_greedy() const;
+  /// Whether the next token may not be an end token.
+  [[nodiscard]] bool masks_end_tokens() const { return generated_count_ < parameters_.min_new_tokens; }
 
   /// Draws the next token from logits (vocabulary), which it may overwrite. position is the absolute position of the token being
   /// drawn. end_tokens and the stop token ids are masked while below min_new_tokens. False when a logit is not finite: the
@@ -62,13 +75,6 @@ class SamplingState {
                             Sample& out) const;
 
  private:
-  struct Count {
-    TokenId token = 0;
-    std::int32_t prompt = 0;
-    std::int32_t output = 0;
-    mutable float raw = 0;  // scratch of one sample(): the logit before it was changed
-  };
-
   [[nodiscard]] bool changes_logits() const;
   void change(std::span<float> logits, std::span<const TokenId> end_tokens) const;
   void penalise(std::span<float> logits) const;
@@ -76,8 +82,10 @@ class SamplingState {
   [[nodiscard]] float raw_logit(std::span<const float> logits, TokenId token) const;
 
   SamplingParameters parameters_;
-  std::vector<Count> counts_;               // sorted by token; only when a penalty is on
-  mutable std::vector<float> raw_of_bias_;  // scratch like Count::raw, beside parameters_.logit_bias
+  std::vector<TokenCount> counts_;
+  // Scratch of one sample(): logits before they were changed, beside parameters_.logit_bias and counts_.
+  mutable std::vector<float> raw_of_bias_;
+  mutable std::vector<float> raw_of_counts_;
   std::int32_t generated_count_ = 0;
 };
 

@@ -19,7 +19,7 @@ using kernels::stretch_size;
 constexpr std::int64_t all_ties = std::numeric_limits<std::int64_t>::max();
 
 struct Bin {
-  double mass = 0;
+  std::int64_t mass = 0;
   std::int64_t count = 0;
 };
 
@@ -31,7 +31,7 @@ static_assert(digit_count >= 1024, "the lower digits have ten bits");
 
 /// Whether no token of part is within limit: then its weights need not be worked out.
 bool all_beyond(const Distribution& distribution, std::span<const float> part, float limit) {
-  return (distribution.top - kernels::largest(part)) * distribution.inverse_temperature > limit;
+  return kernels::distance(distribution.top, kernels::largest(part), distribution.inverse_temperature) > limit;
 }
 
 using Bins = std::array<Bin, digit_count>;
@@ -52,7 +52,7 @@ void fill_first(const Distribution& distribution, float limit, Bins& bins) {
     for (std::size_t i = 0; i < part.size(); ++i) {
       const auto bits = std::bit_cast<std::uint32_t>(distance[i]);
       Bin& bin = copies[i % copy_count][bits <= limit_bits ? bits >> level_shift[0] : digit_count];
-      bin.mass += static_cast<double>(weight[i]);
+      bin.mass += kernels::mass_of(weight[i]);
       ++bin.count;
     }
   }
@@ -78,7 +78,7 @@ void fill_lower(const Distribution& distribution, float limit, std::size_t level
       const auto bits = std::bit_cast<std::uint32_t>(distance[i]);
       if ((bits >> prefix_shift) != (prefix >> prefix_shift) || distance[i] > limit) continue;
       Bin& bin = bins[(bits >> level_shift[level]) & 0x3FFU];
-      bin.mass += static_cast<double>(kernels::weight(distance[i]));
+      bin.mass += kernels::mass_of(kernels::weight_within(distance[i], limit));
       ++bin.count;
     }
   }
@@ -157,12 +157,28 @@ Cut keep_top_k(const Distribution& distribution, const Cut& cut, std::int64_t co
 Cut keep_top_p(const Distribution& distribution, const Cut& cut, double share) {
   CHECK(cut.ties == all_ties, "top_p comes last");
   const auto stops = [share](const Bin& before, const Bin& bin, const Bin& total) {
-    return before.mass + bin.mass >= share * total.mass;
+    return before.mass + bin.mass >= kernels::share_of(total.mass, share);
   };
   const Found found = search(distribution, cut, stops);
-  const double missing = share * found.total.mass - found.before.mass;
-  const double ties = std::ceil(missing / static_cast<double>(kernels::weight(found.limit)));
-  return {.limit = found.limit, .ties = std::max<std::int64_t>(1, static_cast<std::int64_t>(std::min(ties, 1e15)))};
+  // The search stopped where the mass got there, so something is missing before it and each of the ties has a mass.
+  const std::int64_t missing = kernels::share_of(found.total.mass, share) - found.before.mass;
+  const std::int64_t each = kernels::mass_of(kernels::weight_within(found.limit, found.limit));
+  return {.limit = found.limit, .ties = (missing + each - 1) / each};
+}
+
+namespace {
+
+std::uint64_t mix64(std::uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9U;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBU;
+  return x ^ (x >> 31);
+}
+
+}  // namespace
+
+double noise_of(std::uint64_t seed, std::int64_t position) {
+  const std::uint64_t counter = mix64(static_cast<std::uint64_t>(position) * 0x9E3779B97F4A7C15U + 0xD1B54A32D192ED03U);
+  return static_cast<double>(mix64(mix64(seed + 0x9E3779B97F4A7C15U) ^ counter) >> 11) * 0x1p-53;
 }
 
 std::optional<TokenId> draw(const Distribution& distribution, const Cut& cut, double noise) {

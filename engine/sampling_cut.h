@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where top_k, top_p and min_p cut a row of logits, and the draw among what is left. Nothing is sorted: a radix search over the
 // bits of each logit's distance from the largest finds the exact cut in at most three passes of fixed cost, however flat the
-// distribution. Private to sampling.
+// distribution. Searches add up whole
+// numbers (mass_of), so that their results depend on no order: the device finds the same cut in its own way. Private to sampling.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,7 @@ namespace rubato::engine {
 /// A row of logits as a distribution: weight of token i = exp((logits[i] - top) / temperature).
 struct Distribution {
   std::span<const float> logits;  // may hold -infinity: weight zero
-  float top = 0;                  // the largest
+  float top = 0;                  // the largest; not a negative zero
   float inverse_temperature = 1;
 };
 
@@ -33,6 +34,9 @@ struct Cut {
 [[nodiscard]] Cut keep_top_k(const Distribution& distribution, const Cut& cut, std::int64_t count);
 /// The smallest set of nearest tokens among those kept by cut that holds at least share of their weight.
 [[nodiscard]] Cut keep_top_p(const Distribution& distribution, const Cut& cut, double share);
+
+/// The draw's only randomness: uniform in [0, 1), a function of the request's seed and the token's position.
+[[nodiscard]] double noise_of(std::uint64_t seed, std::int64_t position);
 
 /// Inverse of the cumulative weight of the kept tokens, in the order of ids, at position noise in [0, 1). Nothing when nothing is
 /// kept.

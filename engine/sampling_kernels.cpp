@@ -9,32 +9,7 @@
 namespace rubato::engine::kernels {
 namespace {
 
-constexpr std::size_t lanes = 16;
-constexpr auto distance_max_bits = std::bit_cast<std::int32_t>(distance_max);
-
-/// exp(-distance) for 0 <= distance <= distance_max, relative error below 2e-7. Splits off a power of two (the addition of 1.5 *
-/// 2^23 rounds to an integer whose bits then stand in the low mantissa) and evaluates a polynomial on +-ln(2)/2.
-inline float exp_negative(float distance) {
-  constexpr float log2_e = 1.44269504F;
-  constexpr float round_shift = 12582912.0F;
-  constexpr float ln2_high = 0.693359375F;
-  constexpr float ln2_low = -2.12194440e-4F;
-  const float x = -distance;
-  const float shifted = x * log2_e + round_shift;
-  const float power = shifted - round_shift;
-  float r = x - power * ln2_high;
-  r = r - power * ln2_low;
-  // Taylor coefficients to degree 6: the remainder is below 2e-7 * exp(r) on |r| <= 0.3466.
-  float p = 1.0F / 720;
-  p = p * r + 1.0F / 120;
-  p = p * r + 1.0F / 24;
-  p = p * r + 1.0F / 6;
-  p = p * r + 0.5F;
-  p = p * r + 1.0F;
-  p = p * r + 1.0F;
-  const std::uint32_t exponent = (std::bit_cast<std::uint32_t>(shifted) - std::bit_cast<std::uint32_t>(round_shift)) << 23;
-  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(p) + exponent);
-}
+constexpr std::size_t lanes = sum_lanes;
 
 }  // namespace
 
@@ -89,25 +64,11 @@ float largest(std::span<const float> logits) {
 }
 
 void distances(std::span<const float> logits, float top, float inverse_temperature, float* distances) {
-  for (std::size_t i = 0; i < logits.size(); ++i) distances[i] = (top - logits[i]) * inverse_temperature;
+  for (std::size_t i = 0; i < logits.size(); ++i) distances[i] = distance(top, logits[i], inverse_temperature);
 }
 
 void weights(std::span<const float> distances, float limit, float* weights) {
-  // Integer comparisons on the bits: distances are not negative, so the order is the same, and compilers turn these selections
-  // into vector code, which they may not do with floating comparisons (those can trap).
-  const auto limit_bits = std::bit_cast<std::int32_t>(limit);
-  const float* from = distances.data();
-  for (std::size_t i = 0; i < distances.size(); ++i) {
-    const auto bits = std::bit_cast<std::int32_t>(from[i]);
-    const auto clamped = bits < distance_max_bits ? bits : distance_max_bits;
-    const auto weight = std::bit_cast<std::int32_t>(exp_negative(std::bit_cast<float>(clamped)));
-    weights[i] =
-        std::bit_cast<float>(weight & -static_cast<std::int32_t>(bits <= limit_bits));  // a mask: a choice would become a branch
-  }
-}
-
-float weight(float distance) {
-  return distance <= distance_max ? exp_negative(distance) : 0.0F;
+  for (std::size_t i = 0; i < distances.size(); ++i) weights[i] = weight_within(distances[i], limit);
 }
 
 double sum(std::span<const float> values) {

@@ -111,6 +111,26 @@ TEST(Sampling, exp_is_accurate_and_ends_in_zero) {
   EXPECT_THAT(weights, ElementsAre(0.0F, 0.0F, 0.0F));
 }
 
+TEST(Sampling, logarithms_are_within_a_few_units_of_the_last_place) {
+  std::mt19937 random(1);
+  std::uniform_real_distribution<double> exponent(0, 22);
+  for (int i = 0; i < 20000; ++i) {
+    const double x = std::exp2(exponent(random));
+    const double expected = std::log(x);
+    EXPECT_NEAR(kernels::natural_log(x), expected, expected * 4e-16 + 1e-18) << x;
+  }
+  EXPECT_EQ(kernels::natural_log(1), 0);
+}
+
+TEST(Sampling, a_share_of_the_mass_is_never_nothing_nor_more_than_all) {
+  constexpr std::int64_t all = std::int64_t{1} << 41;
+  EXPECT_EQ(kernels::mass_of(1), all);
+  EXPECT_EQ(kernels::share_of(all, 0.5), all / 2);
+  EXPECT_EQ(kernels::share_of(all + 1, 0.5), all / 2 + 1);  // half a unit more than half: the next whole one
+  EXPECT_EQ(kernels::share_of(all, 1e-300), 1);
+  EXPECT_EQ(kernels::share_of((std::int64_t{1} << 62) - 1, std::nextafter(1.0, 0.0)), (std::int64_t{1} << 62) - 512);
+}
+
 struct CutCase {
   double temperature;
   std::int32_t top_k;
@@ -229,6 +249,19 @@ TEST(Sampling, end_tokens_are_masked_until_enough_tokens_were_generated) {
 
 TEST(Sampling, bias_forces_padded_ids_and_ignores_ids_outside_the_vocabulary) {
   EXPECT_EQ(sample_once({.temperature = 0, .logit_bias = {{3, 100.0F}, {4, 100.0F}, {-1, 100.0F}}}, {1, 2, 3, 0}).token, 3);
+}
+
+TEST(Sampling, several_biases_of_one_token_add_up) {
+  const SamplingState state({.logit_bias = {{3, 1.0F}, {1, 2.0F}, {3, 0.5F}, {9, 1.0F}}}, std::vector<TokenId>{0}, 5);
+  EXPECT_THAT(state.parameters().logit_bias, ElementsAre(std::pair(1, 2.0F), std::pair(3, 1.5F)));
+}
+
+TEST(Sampling, zeros_of_either_sign_are_equal) {
+  const std::vector<float> logits{-0.0F, 0.0F, -0.0F, -200.0F};
+  std::set<TokenId> seen;
+  for (std::uint64_t seed = 0; seed < 60; ++seed)
+    seen.insert(sample_once({.top_k = 3, .top_p = 0.9, .seed = seed}, logits).token);
+  EXPECT_EQ(seen, (std::set<TokenId>{0, 1, 2}));
 }
 
 TEST(Sampling, logprobs_are_of_the_raw_distribution) {
