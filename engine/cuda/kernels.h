@@ -62,7 +62,9 @@ void poison_blocks(cudaStream_t stream, DataType dtype, const CacheShape& shape,
 inline constexpr std::int32_t attention_split = 512;
 
 /// Scratch of attention, in device memory, sized at set-up for the largest step: the work list and the partial results of splits
-/// that run in parallel. Its bytes are bounded: rows whose splits find no room run them one after another, with the same bits.
+/// that run in parallel. Its bytes are bounded, whatever the positions: at most 32 MiB of partial results and 5 MiB to list them,
+/// beside 68 bytes for each tile of query rows (8 of heads / kv_heads rows per token and KV head, and one per sequence). Splits that
+/// find no room run one after another, with the same bits.
 struct AttentionScratchSize {
   std::int64_t bytes = 0;
 };
@@ -77,7 +79,8 @@ struct AttentionPlan {
   std::int32_t max_rows = 0;
   std::int32_t max_position = 0;
   std::int32_t multiprocessors = 0;
-  std::int32_t grid = 0;  // persistent blocks of the main kernel
+  std::int32_t grid = 0;           // persistent blocks of the main kernel
+  std::int32_t partial_units = 0;  // room for partial results, per KV head; fewer, down to none, give the same bits
   std::byte* scratch = nullptr;
 };
 [[nodiscard]] Result<AttentionPlan> make_attention_plan(DataType dtype, const CacheShape& shape, std::int32_t max_tokens,
