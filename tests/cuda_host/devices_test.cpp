@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// What devices say of themselves, green contexts, and handles that tests count.
+#include <cuda.h>
+
+#include "tests/cuda_host/test_device.h"
+
+namespace cuda_host {
+namespace {
+
+using Devices = Emulation;
+
+TEST_F(Devices, options_show_in_the_properties) {
+  reset({.devices = 2, .multiprocessors = 20, .major = 8, .minor = 9, .memory_bytes = 12345678});
+  int count = 0;
+  ASSERT_CUDA(cudaGetDeviceCount(&count));
+  EXPECT_EQ(count, 2);
+  cudaDeviceProp properties{};
+  ASSERT_CUDA(cudaGetDeviceProperties(&properties, 1));
+  EXPECT_EQ(properties.multiProcessorCount, 20);
+  EXPECT_EQ(properties.major * 10 + properties.minor, 89);
+  EXPECT_EQ(properties.totalGlobalMem, 12345678U);
+  int value = 0;
+  ASSERT_CUDA(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, 0));
+  EXPECT_EQ(value, 20);
+  EXPECT_EQ(cudaGetDeviceProperties(&properties, 2), cudaErrorInvalidDevice);
+  EXPECT_EQ(cudaSetDevice(2), cudaErrorInvalidDevice);
+}
+
+TEST_F(Devices, a_machine_without_devices_says_so) {
+  reset({.devices = 0});
+  int count = 5;
+  EXPECT_EQ(cudaGetDeviceCount(&count), cudaErrorNoDevice);
+  EXPECT_EQ(count, 0);
+  EXPECT_EQ(cudaSetDevice(0), cudaErrorNoDevice);
+}
+
+TEST_F(Devices, a_stream_belongs_to_its_device) {
+  reset({.devices = 2});
+  cudaStream_t stream = make_stream();
+  ASSERT_CUDA(cudaSetDevice(1));
+  EXPECT_EQ(launch(stream, 1, 1, 0, kernels::do_nothing), cudaErrorInvalidResourceHandle);
+  ASSERT_CUDA(cudaSetDevice(0));
+  EXPECT_CUDA(launch(stream, 1, 1, 0, kernels::do_nothing));
+  run_pending();
+}
+
+TEST_F(Devices, one_split_gives_green_contexts_of_any_number_of_groups) {
+  CUdevResource whole{};
+  ASSERT_EQ(cuDeviceGetDevResource(0, &whole, CU_DEV_RESOURCE_TYPE_SM), CUDA_SUCCESS);
+  EXPECT_EQ(whole.sm.smCount, 132U);
+  unsigned int groups = 0;
+  ASSERT_EQ(cuDevSmResourceSplitByCount(nullptr, &groups, &whole, nullptr, 0, 8), CUDA_SUCCESS);
+  ASSERT_EQ(groups, 16U);
+  std::vector<CUdevResource> parts(groups);
+  CUdevResource remaining{};
+  ASSERT_EQ(cuDevSmResourceSplitByCount(parts.data(), &groups, &whole, &remaining, 0, 5), CUDA_SUCCESS);
+  EXPECT_EQ(parts[0].sm.smCount, 8U);
+  EXPECT_EQ(remaining.sm.smCount, 4U);
+  CUdevResourceDesc description = nullptr;
+  ASSERT_EQ(cuDevResourceGenerateDesc(&description, parts.data(), 3), CUDA_SUCCESS);
+  CUgreenCtx context = nullptr;
+  EXPECT_EQ(cuGreenCtxCreate(&context, description, 0, 0), CUDA_ERROR_INVALID_VALUE) << "the flag is required";
+  ASSERT_EQ(cuGreenCtxCreate(&context, description, 0, CU_GREEN_CTX_DEFAULT_STREAM), CUDA_SUCCESS);
+  CUdevResource share{};
+  ASSERT_EQ(cuGreenCtxGetDevResource(context, &share, CU_DEV_RESOURCE_TYPE_SM), CUDA_SUCCESS);
+  EXPECT_EQ(share.sm.smCount, 24U);
+  CUstream stream = nullptr;
+  ASSERT_EQ(cuGreenCtxStreamCreate(&stream, context, CU_STREAM_NON_BLOCKING, 0), CUDA_SUCCESS);
+  Array<int> out(1);
+  ASSERT_CUDA(launch(stream, 1, 1, 0, kernels::write_value, out.get(), 3));
+  ASSERT_CUDA(cudaStreamSynchronize(stream));
+  EXPECT_EQ(out.read()[0], 3);
+  ASSERT_CUDA(cudaStreamDestroy(stream));
+  ASSERT_EQ(cuGreenCtxDestroy(context), CUDA_SUCCESS);
+  EXPECT_EQ(live().green_contexts, 0U);
+}
+
+TEST_F(Devices, a_green_context_destroyed_while_its_work_is_queued_is_reported) {
+  int found = 0;
+  for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    reset({.seed = seed});
+    CUdevResource whole{};
+    ASSERT_EQ(cuDeviceGetDevResource(0, &whole, CU_DEV_RESOURCE_TYPE_SM), CUDA_SUCCESS);
+    CUdevResource part{};
+    unsigned int groups = 1;
+    ASSERT_EQ(cuDevSmResourceSplitByCount(&part, &groups, &whole, nullptr, 0, 8), CUDA_SUCCESS);
+    CUdevResourceDesc description = nullptr;
+    ASSERT_EQ(cuDevResourceGenerateDesc(&description, &part, 1), CUDA_SUCCESS);
+    CUgreenCtx context = nullptr;
+    ASSERT_EQ(cuGreenCtxCreate(&context, description, 0, CU_GREEN_CTX_DEFAULT_STREAM), CUDA_SUCCESS);
+    CUstream stream = nullptr;
+    ASSERT_EQ(cuGreenCtxStreamCreate(&stream, context, CU_STREAM_NON_BLOCKING, 0), CUDA_SUCCESS);
+    ASSERT_CUDA(launch(stream, 1, 1, 0, kernels::do_nothing));
+    ASSERT_EQ(cuGreenCtxDestroy(context), CUDA_SUCCESS);
+    found += take_faults().empty() ? 0 : 1;
+    run_pending();
+  }
+  EXPECT_GT(found, 10);
+}
+
+TEST_F(Devices, the_driver_s_functions_can_be_looked_up) {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+  ASSERT_CUDA(cudaGetDriverEntryPointByVersion("cuGreenCtxCreate", &function, 13000, cudaEnableDefault, &result));
+  EXPECT_EQ(result, cudaDriverEntryPointSuccess);
+  EXPECT_EQ(function, reinterpret_cast<void*>(&cuGreenCtxCreate));
+  ASSERT_CUDA(cudaGetDriverEntryPointByVersion("cuSomethingElse", &function, 13000, cudaEnableDefault, &result));
+  EXPECT_EQ(result, cudaDriverEntryPointSymbolNotFound);
+}
+
+TEST_F(Devices, errors_have_names_and_texts) {
+  EXPECT_STREQ(cudaGetErrorName(cudaErrorMemoryAllocation), "cudaErrorMemoryAllocation");
+  EXPECT_STREQ(cudaGetErrorString(cudaErrorMemoryAllocation), "out of memory");
+}
+
+TEST_F(Devices, handles_that_live_are_counted) {
+  cudaStream_t stream = make_stream();
+  cudaEvent_t event = make_event();
+  {
+    Pinned<int> pinned(1);
+    Array<int> array(1);
+    EXPECT_EQ(live().pinned, 1U);
+    EXPECT_EQ(live().allocations, 1U);
+  }
+  EXPECT_EQ(live().streams, 1U);
+  EXPECT_EQ(live().events, 1U);
+  ASSERT_CUDA(cudaEventDestroy(event));
+  ASSERT_CUDA(cudaStreamDestroy(stream));
+  const Live now = live();
+  EXPECT_EQ(now.streams + now.events + now.pinned + now.allocations, 0U);
+}
+
+}  // namespace
+}  // namespace cuda_host
