@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every kernel does with single values: widening and rounding of elements, packs of 16 bytes, sums in one fixed tree, and the
-// one exponential. Every operation rounds explicitly, so that no compiler contracts it differently in two instantiations.
+// What every kernel does with single values: widening and rounding of elements, packs of 16 bytes, sums in one fixed tree, and
+// the one exponential. Every operation rounds explicitly, so that no compiler contracts it differently in two instantiations.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -19,9 +19,15 @@ inline constexpr int warp_lanes = 32;
 inline constexpr unsigned all_lanes = 0xFFFFFFFFU;
 
 // ---- elements: float, __nv_bfloat16, __half
-__device__ inline float to_float(float value) { return value; }
-__device__ inline float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
-__device__ inline float to_float(__half value) { return __half2float(value); }
+__device__ inline float to_float(float value) {
+  return value;
+}
+__device__ inline float to_float(__nv_bfloat16 value) {
+  return __bfloat162float(value);
+}
+__device__ inline float to_float(__half value) {
+  return __half2float(value);
+}
 
 /// Rounds to nearest even; NaN stays NaN, what is too large becomes infinite.
 template <class Element>
@@ -70,8 +76,8 @@ __host__ __device__ inline bool holds_packs(const Value* data, std::int64_t stri
   return reinterpret_cast<std::uintptr_t>(data) % (sizeof(Value) * count) == 0 && stride % count == 0;
 }
 
-/// Columns column .. column + count - 1 of a row that has `columns`, widened; zero past its end. packed: holds_packs<count> of the
-/// matrix; column is a multiple of count. Whether packed or not, the values are the same.
+/// Columns column .. column + count - 1 of a row that has `columns`, widened; zero past its end. packed: holds_packs<count> of
+/// the matrix; column is a multiple of count. Whether packed or not, the values are the same.
 template <int count, class Element>
 __device__ inline void load_columns(const Element* row, std::int32_t column, std::int32_t columns, bool packed,
                                     float (&values)[count]) {
@@ -118,8 +124,8 @@ __device__ inline float warp_max(float value) {
   return value;
 }
 
-/// Warp sums, then those in ascending order of warps. blockDim.x is a multiple of 32. scratch: one float per warp, in shared memory;
-/// usable again after the next barrier.
+/// Warp sums, then those in ascending order of warps. blockDim.x is a multiple of 32. scratch: one float per warp, in shared
+/// memory; usable again after the next barrier.
 __device__ inline float block_sum(float value, float* scratch) {
   const unsigned warps = blockDim.x / warp_lanes;
   value = warp_sum(value);

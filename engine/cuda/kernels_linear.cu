@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// y = x W^T + bias. Each output is one chain of sums over the inputs in ascending order, sixteen at a time on tensor cores (BF16, F16)
-// or one at a time (F32), then the bias. Tiles cut rows and outputs, never the inputs, so the tile may be chosen by the number of rows
-// and no bit changes.
+// y = x W^T + bias. Each output is one chain of sums over the inputs in ascending order, sixteen at a time on tensor cores (BF16,
+// F16) or one at a time (F32), then the bias. Tiles cut rows and outputs, never the inputs, so the tile may be chosen by the
+// number of rows and no bit changes.
 #include <type_traits>
 
 #include "engine/cuda/element.cuh"
@@ -51,8 +51,8 @@ struct TensorTile {
   static_assert(shared_bytes <= 99 * 1024, "sm_89 has no more");
 };
 
-// Few rows are bound by reading weights once: narrow tiles give every multiprocessor work at 4096 outputs, and the stages keep 32 KiB of
-// weights per block under way, about what latency times bandwidth asks of one Hopper multiprocessor.
+// Few rows are bound by reading weights once: narrow tiles give every multiprocessor work at 4096 outputs, and the stages keep 32
+// KiB of weights per block under way, about what latency times bandwidth asks of one Hopper multiprocessor.
 using DecodeTile = TensorTile<16, 32, 128, 5, 1, 4>;
 using SmallTile = TensorTile<64, 32, 64, 5, 2, 2>;
 using MiddleTile = TensorTile<64, 64, 64, 4, 2, 2>;
@@ -61,11 +61,11 @@ using LargeTile = TensorTile<128, 128, 32, 4, 2, 4>;
 
 namespace {
 
-/// Queues the copy of inputs [first, first + depth) of `count` matrix rows to shared memory. Rows past the last repeat it: their results
-/// are never stored. Inputs past the last are zero.
+/// Queues the copy of inputs [first, first + depth) of `count` matrix rows to shared memory. Rows past the last repeat it: their
+/// results are never stored. Inputs past the last are zero.
 template <class Tile, int count, class Element>
-__device__ inline void load_tile(const Element* matrix, std::int64_t stride, bool packed, std::int32_t first_row, std::int32_t row_count,
-                                 std::int32_t first, std::int32_t inputs, Element* shared) {
+__device__ inline void load_tile(const Element* matrix, std::int64_t stride, bool packed, std::int32_t first_row,
+                                 std::int32_t row_count, std::int32_t first, std::int32_t inputs, Element* shared) {
   constexpr int row_packs = Tile::depth / 8;
   for (int index = static_cast<int>(threadIdx.x); index < count * row_packs; index += Tile::threads) {
     const int row = index / row_packs;
@@ -111,7 +111,8 @@ __device__ inline void multiply_step(const Element* x, const Element* weights, i
   }
   if constexpr (Tile::output_fragments % 2 == 0) {
 #pragma unroll
-    for (int i = 0; i < Tile::output_fragments; i += 2) {  // one load brings two: matrices (n, k), (n, k + 8), (n + 8, k), (n + 8, k + 8)
+    for (int i = 0; i < Tile::output_fragments;
+         i += 2) {  // one load brings two: matrices (n, k), (n, k + 8), (n + 8, k), (n + 8, k + 8)
       FragmentA two;
       load_matrix_x4(two, weights + (i * 8 + lane / 16 * 8 + lane % 8) * Tile::pitch + lane / 8 % 2 * 8);
       b[i] = FragmentB{{two.x[0], two.x[1]}};
@@ -264,16 +265,18 @@ __global__ void __launch_bounds__(Tile::threads) linear_scalar_kernel(LinearOper
     __syncthreads();
     load_scalar_tile<Tile, Tile::rows>(operands.x, operands.x_stride, operands.x_packed, block_row, operands.rows, first,
                                        operands.inputs, x);
-    load_scalar_tile<Tile, Tile::outputs>(operands.weights, operands.inputs, operands.weights_packed, block_output, operands.outputs,
-                                          first, operands.inputs, weights);
+    load_scalar_tile<Tile, Tile::outputs>(operands.weights, operands.inputs, operands.weights_packed, block_output,
+                                          operands.outputs, first, operands.inputs, weights);
     __syncthreads();
-    multiply_scalars<Tile>(x + row * Tile::pitch, weights + output * Tile::pitch, min(Tile::depth, operands.inputs - first), sums);
+    multiply_scalars<Tile>(x + row * Tile::pitch, weights + output * Tile::pitch, min(Tile::depth, operands.inputs - first),
+                           sums);
   }
 #pragma unroll
   for (int i = 0; i < Tile::thread_rows; ++i) {
 #pragma unroll
     for (int j = 0; j < Tile::thread_outputs; j += 2) {
-      store_pair(operands, block_row + row + i, block_output + output + j * Tile::threads_across, sums[i][j], sums[i][j + 1], out);
+      store_pair(operands, block_row + row + i, block_output + output + j * Tile::threads_across, sums[i][j], sums[i][j + 1],
+                 out);
     }
   }
 }
@@ -282,7 +285,9 @@ __global__ void __launch_bounds__(Tile::threads) linear_scalar_kernel(LinearOper
 
 namespace {
 
-std::uint32_t tiles_of(std::int32_t count, int size) { return static_cast<std::uint32_t>((count + size - 1) / size); }
+std::uint32_t tiles_of(std::int32_t count, int size) {
+  return static_cast<std::uint32_t>((count + size - 1) / size);
+}
 
 template <class Tile, class Element, class Out>
 void launch_tensor(cudaStream_t stream, const LinearOperands<Element>& operands, Out* out) {
@@ -374,8 +379,8 @@ LinearTile choose_linear_tile(DataType dtype, std::int32_t rows, std::int32_t ou
   return blocks(MiddleTile::rows, MiddleTile::outputs) >= blocks_wanted ? LinearTile::Middle : LinearTile::Small;
 }
 
-void linear_in_tile(cudaStream_t stream, LinearTile tile, DataType dtype, const void* weights, const float* bias, std::int32_t outputs,
-                    const Activations& x, DataType out_dtype, const Rows<void*>& out) {
+void linear_in_tile(cudaStream_t stream, LinearTile tile, DataType dtype, const void* weights, const float* bias,
+                    std::int32_t outputs, const Activations& x, DataType out_dtype, const Rows<void*>& out) {
   CHECK(out.columns == outputs && out.count == x.count, "outputs=", outputs, " columns=", out.columns, " rows=", x.count, " and ",
         out.count);
   CHECK(out_dtype == DataType::Float32 || out_dtype == dtype, "out_dtype=", static_cast<int>(out_dtype));
@@ -387,14 +392,14 @@ void linear_in_tile(cudaStream_t stream, LinearTile tile, DataType dtype, const 
   });
 }
 
-void linear(cudaStream_t stream, DataType dtype, const void* weights, const float* bias, std::int32_t outputs, const Activations& x,
-            DataType out_dtype, const Rows<void*>& out) {
+void linear(cudaStream_t stream, DataType dtype, const void* weights, const float* bias, std::int32_t outputs,
+            const Activations& x, DataType out_dtype, const Rows<void*>& out) {
   linear_in_tile(stream, choose_linear_tile(dtype, x.count, outputs), dtype, weights, bias, outputs, x, out_dtype, out);
 }
 
 Result<void> prepare_linear() {
-  for (const auto allow : {&allow_tiles<__nv_bfloat16, float>, &allow_tiles<__nv_bfloat16, __nv_bfloat16>, &allow_tiles<__half, float>,
-                           &allow_tiles<__half, __half>}) {
+  for (const auto allow : {&allow_tiles<__nv_bfloat16, float>, &allow_tiles<__nv_bfloat16, __nv_bfloat16>,
+                           &allow_tiles<__half, float>, &allow_tiles<__half, __half>}) {
     if (Result<void> allowed = allow(); !allowed) return allowed;
   }
   return {};

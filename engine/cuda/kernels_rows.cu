@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What works on one row at a time: embedding, norms, rope with the write to the paged cache, SwiGLU, gathering. A row's threads, and
-// with them the order of its sums, depend on its length alone. Rows of padding are computed like any other.
+// What works on one row at a time: embedding, norms, rope with the write to the paged cache, SwiGLU, gathering. A row's threads,
+// and with them the order of its sums, depend on its length alone. Rows of padding are computed like any other.
 #include <algorithm>
 
 #include "engine/cuda/element.cuh"
@@ -12,7 +12,9 @@
 namespace rubato::engine::cuda {
 namespace {
 
-std::uint32_t ceil_divide(std::int64_t count, std::int64_t size) { return static_cast<std::uint32_t>((count + size - 1) / size); }
+std::uint32_t ceil_divide(std::int64_t count, std::int64_t size) {
+  return static_cast<std::uint32_t>((count + size - 1) / size);
+}
 
 /// One block row per matrix row, wide enough for `packs` threads.
 LaunchShape elementwise_shape(std::int32_t rows, std::int32_t packs) {
@@ -26,7 +28,9 @@ __device__ inline std::int32_t first_column(std::int32_t pack_columns) {
   return static_cast<std::int32_t>(blockIdx.y * blockDim.x + threadIdx.x) * pack_columns;
 }
 
-__device__ inline std::int64_t this_row() { return static_cast<std::int64_t>(blockIdx.x); }
+__device__ inline std::int64_t this_row() {
+  return static_cast<std::int64_t>(blockIdx.x);
+}
 
 }  // namespace
 
@@ -48,8 +52,8 @@ void embed(cudaStream_t stream, DataType dtype, const void* table, const Batch& 
     constexpr int count = pack_values<Element>;
     const auto* rows = static_cast<const Element*>(table);
     const bool packed = holds_packs<count>(rows, out.columns) && holds_packs<count>(out.data, out.stride);
-    launch(stream, elementwise_shape(out.count, static_cast<std::int32_t>(ceil_divide(out.columns, count))), embed_kernel<Element>,
-           rows, batch.token_ids, out, packed);
+    launch(stream, elementwise_shape(out.count, static_cast<std::int32_t>(ceil_divide(out.columns, count))),
+           embed_kernel<Element>, rows, batch.token_ids, out, packed);
   });
 }
 
@@ -148,9 +152,10 @@ void add_rms_norm(cudaStream_t stream, DataType dtype, const Accumulators& x, co
                         holds_packs<norm_columns>(weight, 0) &&
                         holds_packs<norm_columns>(static_cast<const Element*>(out.data), out.stride);
     const std::uint32_t threads = norm_threads(x.columns);
-    launch(stream,
-           {.blocks = static_cast<std::uint32_t>(x.count), .threads = threads, .shared_bytes = threads / warp_lanes * sizeof(float)},
-           add_rms_norm_kernel<Element>, x, delta, weight, epsilon, out, packed);
+    launch(
+        stream,
+        {.blocks = static_cast<std::uint32_t>(x.count), .threads = threads, .shared_bytes = threads / warp_lanes * sizeof(float)},
+        add_rms_norm_kernel<Element>, x, delta, weight, epsilon, out, packed);
   });
 }
 
@@ -177,8 +182,8 @@ void gather_words(cudaStream_t stream, const Rows<void*>& x, const Batch& batch,
   constexpr int count = pack_values<Word>;
   const bool packed = holds_packs<count>(static_cast<const Word*>(x.data), x.stride) &&
                       holds_packs<count>(static_cast<const Word*>(out.data), out.stride);
-  launch(stream, elementwise_shape(out.count, static_cast<std::int32_t>(ceil_divide(out.columns, count))), gather_rows_kernel<Word>,
-         x, batch.selected, out, packed);
+  launch(stream, elementwise_shape(out.count, static_cast<std::int32_t>(ceil_divide(out.columns, count))),
+         gather_rows_kernel<Word>, x, batch.selected, out, packed);
 }
 
 }  // namespace
@@ -218,8 +223,8 @@ void swiglu(cudaStream_t stream, DataType dtype, const Activations& gate_up, con
     const auto* gate = static_cast<const Element*>(gate_up.data);
     const bool packed = holds_packs<count>(gate, gate_up.stride) && holds_packs<count>(gate + out.columns, gate_up.stride) &&
                         holds_packs<count>(static_cast<const Element*>(out.data), out.stride);
-    launch(stream, elementwise_shape(out.count, static_cast<std::int32_t>(ceil_divide(out.columns, count))), swiglu_kernel<Element>,
-           gate_up, out, packed);
+    launch(stream, elementwise_shape(out.count, static_cast<std::int32_t>(ceil_divide(out.columns, count))),
+           swiglu_kernel<Element>, gate_up, out, packed);
   });
 }
 

@@ -15,7 +15,7 @@ enum class LinearTile : std::uint8_t { Decode, Small, Middle, Large };
 [[nodiscard]] LinearTile choose_linear_tile(DataType dtype, std::int32_t rows, std::int32_t outputs);
 
 /// linear() in a tile of the caller's choice. F32 has two tiles only: Decode and, for all others, Large.
-void linear_in_tile(cudaStream_t stream, LinearTile tile, DataType dtype, const void* weights, const float* bias, std::int32_t outputs,
-                    const Activations& x, DataType out_dtype, const Rows<void*>& out);
+void linear_in_tile(cudaStream_t stream, LinearTile tile, DataType dtype, const void* weights, const float* bias,
+                    std::int32_t outputs, const Activations& x, DataType out_dtype, const Rows<void*>& out);
 
 }  // namespace rubato::engine::cuda

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tests of CUDA kernels share: a device with one stream, vectors and row-major matrices in its memory, a step's metadata built
-// from rows, seeded data. Needs no other backend, so that it builds on a bare GPU machine.
+// What tests of CUDA kernels share: a device with one stream, vectors and row-major matrices in its memory, a step's metadata
+// built from rows, seeded data. Needs no other backend, so that it builds on a bare GPU machine.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <optional>
 #include <random>
 #include <span>
@@ -23,14 +24,20 @@
 #include "manifests/check.h"
 #include "manifests/settings.h"
 
+#ifdef RUBATO_CUDA_EMULATED
+#include "tests/cuda_host/control.h"
+#endif
+
 namespace rubato::engine::cuda {
 
 using Values = std::vector<float>;
 
-/// Skips, visibly, where there is no device. Work is queued on stream() in order.
+/// Skips, visibly, where there is no device. Work is queued on stream() in order. On the emulated device each test begins anew,
+/// with an order of threads and blocks that is its own, and fails when the emulation found a fault.
 class DeviceTest : public testing::Test {
  protected:
   void SetUp() override {
+    begin_order(std::hash<std::string>()(testing::UnitTest::GetInstance()->current_test_info()->name()));
     const Result<DeviceFacts> device = open_device(0);
     if (!device) GTEST_SKIP() << device.error().message;
     facts_ = *device;
@@ -38,6 +45,16 @@ class DeviceTest : public testing::Test {
   }
   void TearDown() override {
     if (stream_) wait();
+    expect_no_faults();
+  }
+  /// Runs body with threads and blocks in `count` different orders; on a real device, as often.
+  template <class Body>
+  void in_any_order(std::uint64_t count, Body&& body) const {
+    for (std::uint64_t seed = 1; seed <= count; ++seed) {
+      SCOPED_TRACE("order " + std::to_string(seed));
+      set_order(seed);
+      body();
+    }
   }
   [[nodiscard]] const Stream& stream() const { return *stream_; }
   [[nodiscard]] cudaStream_t queue() const { return stream_->get(); }
@@ -50,12 +67,30 @@ class DeviceTest : public testing::Test {
   }
 
  private:
+#ifdef RUBATO_CUDA_EMULATED
+  static void begin_order(std::uint64_t seed) {
+    cuda_host::reset({.seed = seed});
+  }
+  static void set_order(std::uint64_t seed) {
+    cuda_host::set_seed(seed);
+  }
+  static void expect_no_faults() {
+    EXPECT_EQ(cuda_host::fault_text(), "");
+  }
+#else
+  static void begin_order(std::uint64_t /*seed*/) {}
+  static void set_order(std::uint64_t /*seed*/) {}
+  static void expect_no_faults() {}
+#endif
+
   DeviceFacts facts_;
   std::optional<Stream> stream_;
 };
 
 /// One value of each element type that the backend computes in, for INSTANTIATE_TEST_SUITE_P.
-inline std::vector<DataType> element_types() { return {DataType::Float32, DataType::BFloat16, DataType::Float16}; }
+inline std::vector<DataType> element_types() {
+  return {DataType::Float32, DataType::BFloat16, DataType::Float16};
+}
 
 inline std::string element_name(DataType dtype) {
   return dtype == DataType::Float32 ? "Float32" : dtype == DataType::BFloat16 ? "BFloat16" : "Float16";
@@ -66,7 +101,9 @@ inline float element_epsilon(DataType dtype) {
   return dtype == DataType::Float32 ? 0x1p-24F : dtype == DataType::BFloat16 ? 0x1p-8F : 0x1p-11F;
 }
 
-inline std::int64_t element_size(DataType dtype) { return dtype == DataType::Float32 ? 4 : 2; }
+inline std::int64_t element_size(DataType dtype) {
+  return dtype == DataType::Float32 ? 4 : 2;
+}
 
 inline std::vector<std::byte> encode(DataType dtype, std::span<const float> values) {
   std::vector<std::byte> bytes(values.size() * static_cast<std::size_t>(element_size(dtype)));
@@ -96,7 +133,9 @@ inline Values decode(DataType dtype, std::span<const std::byte> bytes) {
 }
 
 /// What values become when they are stored as dtype.
-inline Values rounded(DataType dtype, const Values& values) { return decode(dtype, encode(dtype, values)); }
+inline Values rounded(DataType dtype, const Values& values) {
+  return decode(dtype, encode(dtype, values));
+}
 
 /// Normal values, already rounded to dtype, so that device and expectation start from equal inputs.
 inline Values draw(DataType dtype, std::int64_t count, std::uint64_t seed, float scale = 1.0F) {
@@ -129,12 +168,17 @@ inline std::span<const float> row_of(const Values& values, std::int64_t row, std
   return std::span(values).subspan(static_cast<std::size_t>(row * columns), static_cast<std::size_t>(columns));
 }
 
-/// Waits; fails the test when the copy or what was queued before it failed.
+/// Copies through page-locked memory and waits; fails the test when the copy or what was queued before it failed.
 inline void copy_and_wait(const Stream& stream, void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
-  const Result<void> copied = check(cudaMemcpyAsync(to, from, bytes, kind, stream.get()), "cudaMemcpyAsync");
-  ASSERT_TRUE(copied.has_value()) << copied.error().message;
+  const PinnedMemory pinned = PinnedMemory::make(static_cast<std::int64_t>(bytes)).value();
+  const bool up = kind == cudaMemcpyHostToDevice;
+  if (up) std::memcpy(pinned.data(), from, bytes);
+  const Result<void> copied =
+      check(cudaMemcpyAsync(up ? to : pinned.data(), up ? pinned.data() : from, bytes, kind, stream.get()), "cudaMemcpyAsync");
   const Result<void> done = stream.wait();
+  ASSERT_TRUE(copied.has_value()) << copied.error().message;
   ASSERT_TRUE(done.has_value()) << done.error().message;
+  if (!up) std::memcpy(to, pinned.data(), bytes);
 }
 
 /// An array in device memory, exactly as long as its values.
@@ -143,7 +187,8 @@ class DeviceVector {
  public:
   DeviceVector() = default;
   DeviceVector(const Stream& stream, std::span<const Value> values)
-      : count_(values.size()), memory_(DeviceMemory::make(static_cast<std::int64_t>(std::max<std::size_t>(1, values.size_bytes()))).value()) {
+      : count_(values.size()),
+        memory_(DeviceMemory::make(static_cast<std::int64_t>(std::max<std::size_t>(1, values.size_bytes()))).value()) {
     if (!values.empty()) copy_and_wait(stream, memory_.data(), values.data(), values.size_bytes(), cudaMemcpyHostToDevice);
   }
   DeviceVector(const Stream& stream, const std::vector<Value>& values) : DeviceVector(stream, std::span<const Value>(values)) {}
@@ -166,7 +211,8 @@ struct RowLayout {
   std::int64_t offset = 0;  // elements before the first row: takes away its alignment
 };
 
-/// A matrix in device memory. Its gaps, and all of it where no values are given, hold NaN; read() fails the test when a gap changed.
+/// A matrix in device memory. Its gaps, and all of it where no values are given, hold NaN; read() fails the test when a gap
+/// changed.
 class DeviceRows {
  public:
   DeviceRows(const Stream& stream, DataType dtype, std::int32_t rows, std::int32_t columns, RowLayout layout = {})
@@ -187,7 +233,8 @@ class DeviceRows {
 
   template <class Pointer>
   [[nodiscard]] Rows<Pointer> view() const {
-    return {.data = reinterpret_cast<Pointer>(bytes_.data() + byte_of(0)), .count = rows_, .columns = columns_, .stride = stride()};
+    return {
+        .data = reinterpret_cast<Pointer>(bytes_.data() + byte_of(0)), .count = rows_, .columns = columns_, .stride = stride()};
   }
   [[nodiscard]] Accumulators accumulators() const {
     CHECK(dtype_ == DataType::Float32);
@@ -245,7 +292,8 @@ class DeviceBatch {
   DeviceBatch(const Stream& stream, const std::vector<BatchRow>& rows, const BatchRoom& room)
       : DeviceBatch(stream, rows, room, last_tokens(rows)) {}
 
-  DeviceBatch(const Stream& stream, const std::vector<BatchRow>& rows, const BatchRoom& room, std::vector<std::int32_t> selected) {
+  DeviceBatch(const Stream& stream, const std::vector<BatchRow>& rows, const BatchRoom& room,
+              std::vector<std::int32_t> selected) {
     std::vector<std::int32_t> token_ids, positions, slots, row_first, row_position, row_blocks, blocks;
     for (const BatchRow& row : rows) {
       row_first.push_back(static_cast<std::int32_t>(token_ids.size()));

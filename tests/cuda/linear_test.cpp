@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine's own matrix product: against the reference on shapes that fill no tile, and bit for bit against itself in every tile, at every
-// number of rows, place in the batch and alignment.
+// The engine's own matrix product: against the reference on shapes that fill no tile, and bit for bit against itself in every
+// tile, at every number of rows, place in the batch and alignment.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -25,6 +25,12 @@ struct Product {
   [[nodiscard]] std::int32_t rows() const { return static_cast<std::int32_t>(x.size()) / inputs; }
 };
 
+struct Layouts {
+  RowLayout x;
+  RowLayout out;
+  std::int64_t weights_offset = 0;
+};
+
 class LinearTest : public DeviceTest, public testing::WithParamInterface<DataType> {
  protected:
   void SetUp() override {
@@ -44,20 +50,17 @@ class LinearTest : public DeviceTest, public testing::WithParamInterface<DataTyp
             .bias = draw(DataType::Float32, outputs, seed + 2)};
   }
 
-  struct Layouts {
-    RowLayout x;
-    RowLayout out;
-    std::int64_t weights_offset = 0;
-  };
   /// In the tile that linear() takes where none is given.
   Values run(const Product& product, DataType out_dtype, std::optional<LinearTile> tile = {}, const Layouts& layouts = {}) const {
     const DeviceRows x(stream(), dtype(), product.rows(), product.inputs, product.x, layouts.x);
-    const DeviceRows weights(stream(), dtype(), product.outputs, product.inputs, product.weights, {.offset = layouts.weights_offset});
+    const DeviceRows weights(stream(), dtype(), product.outputs, product.inputs, product.weights,
+                             {.offset = layouts.weights_offset});
     const DeviceVector<float> bias(stream(), product.bias);
     const float* const bias_data = product.bias.empty() ? nullptr : bias.data();
     const DeviceRows out(stream(), out_dtype, product.rows(), product.outputs, layouts.out);
     if (tile) {
-      linear_in_tile(queue(), *tile, dtype(), weights.data(), bias_data, product.outputs, x.activations(), out_dtype, out.activations());
+      linear_in_tile(queue(), *tile, dtype(), weights.data(), bias_data, product.outputs, x.activations(), out_dtype,
+                     out.activations());
     } else {
       linear(queue(), dtype(), weights.data(), bias_data, product.outputs, x.activations(), out_dtype, out.activations());
     }
@@ -99,8 +102,9 @@ struct Shape {
   std::int32_t rows;
 };
 
-// Around the edges of tiles (16, 32, 64, 128), of a step (16), a pack (8) and a stage (32, 64, 128); inputs beyond all stages of a ring.
-constexpr Shape shapes[] = {{1, 1, 1},    {3, 5, 2},     {64, 64, 6},   {65, 63, 7},    {151, 130, 13}, {130, 257, 33},
+// Around the edges of tiles (16, 32, 64, 128), of a step (16), a pack (8) and a stage (32, 64, 128); inputs beyond all stages of
+// a ring.
+constexpr Shape shapes[] = {{1, 1, 1},    {3, 5, 2},     {64, 64, 6},   {65, 63, 7},     {151, 130, 13}, {130, 257, 33},
                             {32, 600, 1}, {17, 31, 129}, {129, 72, 65}, {128, 160, 128}, {33, 800, 16},  {66, 16, 17}};
 
 TEST_P(LinearTest, matches_the_reference_on_odd_shapes) {
@@ -145,7 +149,8 @@ TEST_P(LinearTest, rows_have_the_same_bits_alone_and_in_any_batch) {
     for (const std::int32_t first : {0, 130 - count}) {
       const Values part = run(rows_of(product, first, count), DataType::Float32);
       for (std::int32_t row = 0; row < count; ++row) {
-        ASSERT_TRUE(same_bits(row_of(part, row, 70), row_of(all, first + row, 70))) << count << " rows from " << first << ", row " << row;
+        ASSERT_TRUE(same_bits(row_of(part, row, 70), row_of(all, first + row, 70)))
+            << count << " rows from " << first << ", row " << row;
       }
     }
   }
@@ -184,9 +189,21 @@ TEST_P(LinearTest, zero_inputs_give_exactly_the_bias) {
   for (std::int32_t row = 0; row < 3; ++row) EXPECT_TRUE(same_bits(row_of(got, row, 50), product.bias));
 }
 
-/// F32 states its order in full: one chain of fused multiply-adds, inputs ascending, the bias last.
-TEST_P(LinearTest, float32_is_one_ascending_chain_bit_for_bit) {
-  if (dtype() != DataType::Float32) GTEST_SKIP() << "tensor cores sum sixteen products in an order of their own";
+TEST_P(LinearTest, the_order_of_threads_and_blocks_changes_no_bit) {
+  const Product product = draw_product(70, 300, 40, 9);
+  const Values expected = run(product, DataType::Float32);
+  in_any_order(6, [&] {
+    for (const LinearTile tile : every_tile) EXPECT_TRUE(same_bits(run(product, DataType::Float32, tile), expected));
+  });
+}
+
+/// F32 states its order in full: one chain of fused multiply-adds, inputs ascending, the bias last. (Tensor cores sum the sixteen
+/// products of a step in an order of their own.)
+class LinearChainTest : public LinearTest {};
+INSTANTIATE_TEST_SUITE_P(Every, LinearChainTest, testing::Values(DataType::Float32),
+                         [](const auto& type) { return element_name(type.param); });
+
+TEST_P(LinearChainTest, is_ascending_bit_for_bit) {
   const Product product = draw_product(70, 301, 21, 8);
   Values expected;
   for (std::int64_t row = 0; row < 21; ++row) {

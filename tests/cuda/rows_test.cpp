@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels that work on one row at a time: against the reference or the formula on awkward shapes, and bit for bit against themselves under
-// everything that must not change a result: other rows, place in the batch, padding, alignment.
+// Kernels that work on one row at a time: against the reference or the formula on awkward shapes, and bit for bit against
+// themselves under everything that must not change a result: other rows, place in the batch, padding, alignment.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -101,8 +101,7 @@ TEST_P(RowsTest, norm_matches_the_reference_and_adds_exactly) {
       return made;
     };
     const NormId weight =
-        reference
-            .make_norm({.dtype = DataType::Float32, .shape = {columns}, .bytes = std::as_bytes(std::span(inputs.weight))})
+        reference.make_norm({.dtype = DataType::Float32, .shape = {columns}, .bytes = std::as_bytes(std::span(inputs.weight))})
             .value();
     const Matrix x = matrix(inputs.x);
     const Matrix out = reference.allocate(rows, columns, Format::Accumulator).value();
@@ -149,9 +148,23 @@ TEST_P(RowsTest, norm_has_the_same_bits_alone_in_any_batch_and_at_any_alignment)
   }
 }
 
+TEST_P(RowsTest, the_order_of_threads_and_blocks_changes_no_bit_of_a_norm) {
+  const NormInputs inputs{.columns = 1030,
+                          .x = draw(DataType::Float32, 2 * 1030, 11, 30.0F),
+                          .delta = draw(DataType::Float32, 2 * 1030, 12),
+                          .weight = draw(DataType::Float32, 1030, 13)};
+  const Norm expected = run_norm(inputs);
+  in_any_order(12, [&] {
+    const Norm got = run_norm(inputs);
+    EXPECT_TRUE(same_bits(got.out, expected.out));
+    EXPECT_TRUE(same_bits(got.x, expected.x));
+  });
+}
+
 TEST_P(RowsTest, norm_keeps_a_nan_in_its_row) {
   constexpr std::int32_t columns = 66;
-  NormInputs inputs{.columns = columns, .x = draw(DataType::Float32, 3 * columns, 8), .delta = {}, .weight = Values(columns, 1.0F)};
+  NormInputs inputs{
+      .columns = columns, .x = draw(DataType::Float32, 3 * columns, 8), .delta = {}, .weight = Values(columns, 1.0F)};
   const Norm clean = run_norm(inputs);
   inputs.x[columns + 65] = std::numeric_limits<float>::quiet_NaN();
   const Norm got = run_norm(inputs);
@@ -356,7 +369,8 @@ TEST_P(RopeTest, rotates_normalises_and_stores_as_the_formula_says) {
                 << what << " of " << heads.heads << "/" << heads.kv_heads << "x" << size << " token " << token;
           };
           for (std::int32_t head = 0; head < heads.heads; ++head) {
-            const auto got = row_of(step.query, token, heads.heads * size).subspan(static_cast<std::size_t>(head * size), static_cast<std::size_t>(size));
+            const auto got = row_of(step.query, token, heads.heads * size)
+                                 .subspan(static_cast<std::size_t>(head * size), static_cast<std::size_t>(size));
             near(got, rotated(head_of(head), normed ? norm_weight(size, 21) : Values(), position), "query");
           }
           const std::int32_t block = row.blocks[static_cast<std::size_t>(position / kv_block_tokens)];
@@ -365,7 +379,8 @@ TEST_P(RopeTest, rotates_normalises_and_stores_as_the_formula_says) {
             near(stored(step, heads, block, head, 0, slot),
                  rotated(head_of(heads.heads + head), normed ? norm_weight(size, 22) : Values(), position), "key");
             const auto value = head_of(heads.heads + heads.kv_heads + head);
-            EXPECT_TRUE(same_bits(stored(step, heads, block, head, 1, slot), rounded(dtype(), Values(value.begin(), value.end()))));
+            EXPECT_TRUE(
+                same_bits(stored(step, heads, block, head, 1, slot), rounded(dtype(), Values(value.begin(), value.end()))));
           }
         }
       }
@@ -385,7 +400,8 @@ TEST_P(RopeTest, queries_match_the_reference) {
                                     .block_count = block_count,
                                     .max_position = max_position},
                                    table.cosines, table.sines));
-  const Inputs inputs{.heads = heads, .rows = ragged_rows(), .qkv = draw(DataType::Float32, ragged_tokens * qkv_columns(heads), 24)};
+  const Inputs inputs{
+      .heads = heads, .rows = ragged_rows(), .qkv = draw(DataType::Float32, ragged_tokens * qkv_columns(heads), 24)};
   const Matrix qkv = reference.allocate(ragged_tokens, qkv_columns(heads), Format::Accumulator).value();
   std::copy(inputs.qkv.begin(), inputs.qkv.end(), static_cast<float*>(qkv.data));
   std::vector<std::vector<BlockId>> tables;
@@ -410,7 +426,8 @@ TEST_P(RopeTest, queries_match_the_reference) {
 TEST_P(RopeTest, a_token_has_the_same_bits_alone_in_any_batch_and_at_any_alignment) {
   for (const HeadCase& heads : head_cases) {
     const std::int32_t columns = qkv_columns(heads);
-    const Inputs all{.heads = heads, .rows = ragged_rows(), .qkv = draw(DataType::Float32, ragged_tokens * columns, 25), .normed = true};
+    const Inputs all{
+        .heads = heads, .rows = ragged_rows(), .qkv = draw(DataType::Float32, ragged_tokens * columns, 25), .normed = true};
     const RopeStep step = run(all);
     const RopeStep shifted = run(all, misaligned);
     EXPECT_TRUE(same_bits(shifted.query, step.query)) << heads.head_size;
@@ -446,7 +463,8 @@ TEST_P(RopeTest, padding_tokens_write_to_the_trash_block_alone_and_change_nothin
 
 TEST_P(RopeTest, slots_that_no_token_owns_are_left_alone) {
   const HeadCase heads{2, 1, 64};
-  const Inputs inputs{.heads = heads, .rows = ragged_rows(), .qkv = draw(DataType::Float32, ragged_tokens * qkv_columns(heads), 27)};
+  const Inputs inputs{
+      .heads = heads, .rows = ragged_rows(), .qkv = draw(DataType::Float32, ragged_tokens * qkv_columns(heads), 27)};
   const RopeStep step = run(inputs);
   const auto written = std::count_if(step.cache.begin(), step.cache.end(), [](float value) { return !std::isnan(value); });
   EXPECT_EQ(written, ragged_tokens * 2 * heads.kv_heads * heads.head_size);
@@ -457,7 +475,8 @@ TEST_P(RopeTest, slots_that_no_token_owns_are_left_alone) {
 TEST_P(RopeTest, poison_fills_the_named_blocks_alone) {
   const HeadCase heads{2, 1, 10};
   const auto elements = static_cast<std::int32_t>(block_elements(heads));
-  const DeviceRows cache(stream(), dtype(), block_count + 1, elements, Values(static_cast<std::size_t>((block_count + 1) * elements), 1.0F));
+  const DeviceRows cache(stream(), dtype(), block_count + 1, elements,
+                         Values(static_cast<std::size_t>((block_count + 1) * elements), 1.0F));
   const DeviceVector<std::int32_t> blocks(stream(), std::vector<std::int32_t>{5, 1});
   poison_blocks(queue(), dtype(), shape_of(heads), blocks.data(), 2, cache.data());
   const Values got = cache.read(stream());
