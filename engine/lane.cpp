@@ -181,6 +181,8 @@ bool Lane::begin_step(TimePoint now) {
                             .features = plan.features,
                             .sampled = 0,
                             .preempted = static_cast<std::int32_t>(plan.preempted.size()),
+                            .bucket = {},
+                            .padding_tokens = 0,
                             .begin = now,
                             .end = now,
                             .planning = {},
@@ -249,6 +251,8 @@ void Lane::end_step(TimePoint now) {
     state.fail_all(error, now);
     return;
   }
+  state.record.bucket = state.result.bucket;
+  state.record.padding_tokens = state.result.padding_tokens;
   std::size_t sample = 0;
   state.outcomes.clear();
   for (const policies::PlannedRow& row : plan.rows) {

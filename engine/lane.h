@@ -53,6 +53,8 @@ struct StepRecord {
   policies::StepFeatures features;
   std::int32_t sampled = 0;
   std::int32_t preempted = 0;
+  std::optional<std::int32_t> bucket;  // tokens of the shape that it ran in; none: eagerly
+  std::int32_t padding_tokens = 0;
   TimePoint begin;
   TimePoint end;
   Duration planning{};  // scheduler and bookkeeping alone

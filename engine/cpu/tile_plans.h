@@ -57,8 +57,8 @@ inline constexpr std::int32_t eager_elementwise_rows = 8;
 class TilePlans final : public StepShapes {
  public:
   struct Sizes {
-    std::vector<LinearSize> linears;
-    AttentionSize attention;
+    std::vector<LinearSize> linears{};
+    AttentionSize attention{};
     std::int32_t threads = 1;
   };
 

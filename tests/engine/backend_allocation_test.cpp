@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/cpu/backend.h"
+#include "engine/shape_builder.h"
 #include "tests/engine/backend_harness.h"
 #include "tests/support/counted_allocations.h"
 
@@ -41,6 +42,36 @@ TEST(BackendAllocation, a_step_allocates_nothing_once_the_result_has_grown) {
     ASSERT_TRUE(backend->run(std::span(decodes).first(1), result));
     ASSERT_TRUE(backend->run(rows, result));
     backend->released(sequences[0].blocks);
+    EXPECT_EQ(test::allocations - before, 0U);
+  }
+}
+
+TEST(BackendAllocation, the_lane_takes_shapes_and_runs_in_them_without_allocating_or_freeing) {
+  const ModelConfig config = named_configs()[0].config;
+  const std::unique_ptr<WeightSource> weights = make_synthetic_weights(config, 1, DataType::Float32);
+  const std::unique_ptr<Backend> backend =
+      make_cpu_backend(config, *weights,
+                       {.block_count = 40, .max_tokens_per_step = 200, .max_rows = 8, .max_model_len = 256, .threads = 2})
+          .value();
+  const std::vector<Sequence> sequences = draw_sequences({100, 80}, config.vocabulary, 40, 1);
+  const SamplingState greedy({.temperature = 0.0}, {}, config.vocabulary);
+  std::vector<StepRow> rows;
+  for (const Sequence& sequence : sequences) {
+    rows.push_back({.position = 0, .tokens = sequence.tokens, .blocks = sequence.blocks, .sampling = &greedy});
+  }
+  StepResult result;
+  ASSERT_TRUE(backend->run(rows, result));
+  ShapeBuilder builder(*backend, {});
+  TimePoint now{};
+  for (const std::int32_t budget : {200, 64, 180}) {
+    now += std::chrono::seconds(1);
+    ASSERT_TRUE(builder.look({.budget = budget, .max_num_seqs = 8}, {}, [&] { return now; }));
+    const std::uint64_t before = test::allocations;
+    ASSERT_TRUE(builder.take());
+    ASSERT_TRUE(backend->run(rows, result));
+    EXPECT_EQ(result.bucket, budget == 64 ? std::nullopt : std::optional(budget == 200 ? 200 : 180));
+    ASSERT_TRUE(backend->run(std::span(rows).first(1), result));
+    builder.observe(180);
     EXPECT_EQ(test::allocations - before, 0U);
   }
 }

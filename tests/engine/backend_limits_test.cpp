@@ -15,7 +15,7 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr BackendOptions options{.block_count = 40, .max_tokens_per_step = 64, .max_rows = 8, .max_model_len = 128, .threads = 2};
+const BackendOptions options{.block_count = 40, .max_tokens_per_step = 64, .max_rows = 8, .max_model_len = 128, .threads = 2};
 
 /// The synthetic source, with one tensor missing or spoilt.
 class DamagedSource final : public WeightSource {

@@ -16,7 +16,7 @@ namespace rubato::engine {
 namespace {
 
 constexpr std::int32_t block_count = 80;
-constexpr BackendOptions common_options{
+const BackendOptions common_options{
     .block_count = block_count, .max_tokens_per_step = 512, .max_rows = 40, .max_model_len = 512, .poison = true};
 
 struct Case {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The exactness contract on the real CPU backend: the logits of a token are the same bits for any budget, a budget that changes
-// within a prompt, alone or among many, one or two threads, and after a preemption.
+// within a prompt, alone or among many, one or two threads, after a preemption, and in whatever step shapes.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <random>
 
 #include "engine/cpu/backend.h"
@@ -33,6 +34,7 @@ class LogitsRecorder final : public Backend {
       if (row.sampling->generated_count() > 0 && row.tokens.size() > 1) ++recomputed[row.sampling->parameters().seed];
       logits[{row.sampling->parameters().seed, position}].assign(begin, begin + vocabulary);
     }
+    ++steps_by_bucket[result.bucket];
     return outcome;
   }
   void capture_logits(bool on) override { inner_.capture_logits(on); }
@@ -40,6 +42,7 @@ class LogitsRecorder final : public Backend {
   [[nodiscard]] const ModelConfig& config() const override { return inner_.config(); }
   [[nodiscard]] std::string description() const override { return inner_.description(); }
 
+  std::map<std::optional<std::int32_t>, int> steps_by_bucket;
   std::map<std::uint64_t, int> recomputed;                                      // by seed: resumptions after a preemption
   std::map<std::pair<std::uint64_t, std::int64_t>, std::vector<float>> logits;  // (seed, position of the sampled token)
 
@@ -84,7 +87,9 @@ struct RunOptions {
   std::int32_t threads = 1;
   std::int32_t block_count = 400;
   std::int32_t companion_new_tokens = 20;
-  std::int32_t max_num_seqs = 0;  // 0: as many as fit the smallest budget
+  std::int32_t max_num_seqs = 0;                // 0: as many as fit the smallest budget
+  std::vector<policies::StepBuckets> shapes{};  // one after another, and eagerly between the last and the first
+  std::size_t shape_steps = 1;                  // steps until the next
 };
 
 using LogitsByPosition = std::map<std::int64_t, std::vector<float>>;
@@ -98,7 +103,8 @@ std::vector<TokenId> random_prompt(std::mt19937& random, std::int32_t length) {
 }
 
 /// Logits of the subject (150 prompt tokens, 30 new ones) in a world of the given options.
-LogitsByPosition subject_logits(const ModelCase& model, const RunOptions& options, int* resumptions = nullptr) {
+LogitsByPosition subject_logits(const ModelCase& model, const RunOptions& options, int* resumptions = nullptr,
+                                std::map<std::optional<std::int32_t>, int>* steps_by_bucket = nullptr) {
   const ModelConfig config = config_of(model);
   const auto weights = make_synthetic_weights(config, 7, model.dtype);
   auto backend = make_cpu_backend(config, *weights,
@@ -141,12 +147,29 @@ LogitsByPosition subject_logits(const ModelCase& model, const RunOptions& option
   for (std::int32_t i = options.companions / 2; i < options.companions; ++i)
     client.must_add(random_prompt(random, 1 + static_cast<std::int32_t>(random() % 60)),
                     sampling(i, options.companion_new_tokens));
+  std::vector<std::unique_ptr<StepShapes>> sets;
+  for (const policies::StepBuckets& buckets : options.shapes) {
+    auto set = (*backend)->build_shapes(buckets, {});
+    EXPECT_TRUE(set) << set.error().message;
+    sets.push_back(std::move(*set));
+  }
+  std::size_t next_set = 0;
+  const auto change_shapes = [&] {  // each set goes in, and lies in the next one's place when it comes out again
+    if (sets.empty()) return;
+    sets[next_set] = (*backend)->use_shapes(std::move(sets[next_set]));
+    next_set = (next_set + 1) % sets.size();
+  };
+  change_shapes();
   for (std::size_t step = 1; client.step(); ++step) {
+    if (step % options.shape_steps == 0) change_shapes();
     if (options.budgets.size() > 1)
       lane.apply({.number = step + 1, .knobs = knobs(options.budgets[step % options.budgets.size()])});
     if (client.stream(subject).finish) break;
   }
   EXPECT_EQ(client.stream(subject).finish, FinishReason::Length);
+  if (steps_by_bucket != nullptr) {
+    for (const auto& [bucket, count] : recorder.steps_by_bucket) (*steps_by_bucket)[bucket] += count;
+  }
   if (resumptions != nullptr) *resumptions += recorder.recomputed[subject_seed];
   LogitsByPosition found;
   for (const auto& [key, logits] : recorder.logits) {
@@ -207,6 +230,25 @@ TEST_P(Exactness, preemption_gives_the_same_bits) {
     expect_same_bits(expected(), subject_logits(GetParam(), options, &resumptions), "pool of " + std::to_string(block_count));
   }
   EXPECT_GT(resumptions, 0);  // else no pool was short enough to test anything
+}
+
+TEST_P(Exactness, any_shapes_and_changes_between_them_give_the_same_bits) {
+  const policies::StepBuckets coarse{.tokens = {40, 512}, .decode_max = 40};
+  const policies::StepBuckets fine{.tokens = {1, 2, 3, 5, 8, 16, 24, 33, 48, 64, 80, 100, 112, 128, 150}, .decode_max = 24};
+  const policies::StepBuckets odd{.tokens = {7, 31, 63, 97, 149, 201}, .decode_max = 31};
+  std::map<std::optional<std::int32_t>, int> steps;
+  for (const std::int32_t threads : {1, 2}) {
+    for (const auto& shapes : std::vector<std::vector<policies::StepBuckets>>{{coarse}, {fine}, {odd}, {coarse, fine, odd}}) {
+      for (const std::vector<std::int32_t>& budgets : std::vector<std::vector<std::int32_t>>{{150}, {7, 64, 1, 33, 16}, {100}}) {
+        const RunOptions options{.budgets = budgets, .threads = threads, .shapes = shapes, .shape_steps = 3};
+        expect_same_bits(expected(), subject_logits(GetParam(), options, nullptr, &steps), "alone");
+      }
+      const RunOptions options{.budgets = {64, 201, 100}, .companions = 32, .threads = threads, .shapes = shapes};
+      expect_same_bits(expected(), subject_logits(GetParam(), options, nullptr, &steps), "among 32");
+    }
+  }
+  EXPECT_GT(steps[std::nullopt], 20);  // else nothing ran eagerly
+  EXPECT_GT(steps.size(), 12U);        // nor in many buckets
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Exactness,
