@@ -109,8 +109,7 @@ class RowSearch {
     std::uint32_t low = kernels::bits_of(static_cast<float>(found.bin) / first_bins_per_unit);
     std::uint32_t high = kernels::bits_of(static_cast<float>(found.bin + 1) / first_bins_per_unit) - 1;
     if (high > limit) high = limit;
-    // The limit may have cut this bin since it was filled: then only what the passes below find is within.
-    bool narrowed = false;
+    bool narrowed = false;  // even one distance needs its own tally: the bin may reach beyond limit
     while (low < high || !narrowed) {
       const int width = low == high ? 1 : 32 - __clz(static_cast<int>(high - low));
       const int shift = width > search_bits ? width - search_bits : 0;
@@ -168,10 +167,8 @@ class RowSearch {
       }
       shared_.found = {.bin = i, .before = start, .within = within};
     }
-    __syncthreads();
-    const Found found = shared_.found;
-    __syncthreads();  // the next call writes where this one reads
-    return {.found = found, .total = total};
+    __syncthreads();  // the next call has a barrier before it writes found again
+    return {.found = shared_.found, .total = total};
   }
 
   __device__ void add(std::uint32_t distance, std::uint32_t low, int shift) {

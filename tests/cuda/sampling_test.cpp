@@ -15,6 +15,9 @@
 #include <vector>
 
 #include "tests/cuda/device_rows.h"
+#ifdef RUBATO_CUDA_EMULATED
+#include "tests/cuda_host/control.h"
+#endif
 
 namespace rubato::engine::cuda {
 namespace {
@@ -209,6 +212,8 @@ std::vector<SamplingParameters> cut_settings() {
           {.temperature = 1, .min_p = 1},
           {.temperature = 0.8, .top_k = 40, .top_p = 0.95, .min_p = 0.02},
           {.temperature = 1, .top_k = 7, .top_p = 0.5},
+          {.temperature = 2, .top_p = 0.9, .min_p = 0.3},
+          {.temperature = 1, .top_k = 2500, .min_p = 0.25},
           {.temperature = 1e6, .top_k = 20, .top_p = 0.6}};
 }
 
@@ -281,7 +286,7 @@ TEST_F(Sampling, a_cut_among_more_near_tokens_than_the_list_holds_is_found_in_th
 }
 
 TEST_F(Sampling, masks_biases_and_penalties_apply_in_the_order_of_the_host) {
-  const std::vector<TokenId> end_tokens{4, 2, 4, 99999, -3};
+  const std::vector<TokenId> end_tokens{2050, 4, 1030, 2, 4, 99999, -3};
   std::vector<Draw> draws;
   for (const double temperature : {0.0, 0.8}) {
     for (const std::int32_t min_new_tokens : {0, 3, 5}) {
@@ -299,7 +304,7 @@ TEST_F(Sampling, masks_biases_and_penalties_apply_in_the_order_of_the_host) {
                   .logits = logits_of(Kind::Usual, 2100, 5),
                   .prompt = {1500, 3, 3, 8, 1499, 2099},
                   .output = {1500, 1500, 8, 1024}};
-        for (const TokenId likely : {1500, 8, 1024, 7, 2, 4}) draw.logits[static_cast<std::size_t>(likely)] = 7.5F;
+        for (const TokenId likely : {1500, 8, 1024, 7, 2, 4, 1030, 2050}) draw.logits[static_cast<std::size_t>(likely)] = 7.5F;
         draws.push_back(std::move(draw));
       }
     }
@@ -381,9 +386,16 @@ TEST_F(Sampling, one_captured_graph_serves_every_batch) {
   constexpr std::int32_t bucket = 4;
   const auto batch_of = [](std::size_t rows, std::uint32_t seed) {
     std::vector<Draw> draws;
-    const std::vector<SamplingParameters> settings = cut_settings();
+    const std::vector<SamplingParameters> settings{{.temperature = 0.3, .top_p = 0.5},
+                                                   {.temperature = 2, .top_k = 40},
+                                                   {.temperature = 0},
+                                                   {.temperature = 1, .top_p = 0.9},
+                                                   {.temperature = 2, .top_p = 0.6},
+                                                   {.temperature = 0.5, .top_k = 9, .top_p = 0.8},
+                                                   {.temperature = 1}};
     for (std::uint32_t i = 0; i < rows; ++i) {
-      SamplingParameters parameters = settings[(seed * 5 + i) % settings.size()];
+      SamplingParameters parameters = settings[(seed + i) % settings.size()];
+      parameters.seed = seed;
       parameters.top_logprobs = static_cast<std::int32_t>(i) - 1;
       if ((seed + i) % 2 == 0) parameters.presence_penalty = 0.4;
       draws.push_back({.parameters = parameters, .logits = logits_of(Kind::Usual, 1100, seed + i), .output = {1, 2}});
@@ -398,7 +410,7 @@ TEST_F(Sampling, one_captured_graph_serves_every_batch) {
     return {};
   });
   ASSERT_TRUE(graph.has_value()) << graph.error().message;
-  for (std::uint32_t seed = 1; seed <= 6; ++seed) {
+  for (std::uint32_t seed = 1; seed <= 14; ++seed) {
     const std::vector<Draw> draws = batch_of(1 + seed % bucket, seed);
     device.stage(draws, {});
     const Values values = flattened(draws);
@@ -413,6 +425,22 @@ TEST_F(Sampling, one_captured_graph_serves_every_batch) {
     }
   }
 }
+
+#ifdef RUBATO_CUDA_EMULATED
+TEST_F(Sampling, no_order_of_threads_and_blocks_changes_a_bit) {
+  std::vector<Draw> draws;
+  for (SamplingParameters parameters : cut_settings()) {
+    parameters.top_logprobs = 3;
+    parameters.frequency_penalty = 0.5;
+    draws.push_back({.parameters = parameters, .logits = logits_of(Kind::Ties, 1300, 8), .output = {5, 6, 1024}});
+  }
+  for (std::uint64_t seed = 1; seed <= 5; ++seed) {
+    cuda_host::set_seed(seed);
+    expect_host_bits(draws, "seed " + std::to_string(seed));
+  }
+  EXPECT_EQ(cuda_host::fault_text(), "");
+}
+#endif
 
 TEST_F(Sampling, staging_needs_no_more_bytes_than_rows_and_edits) {
   const std::vector<Draw> plain{{.parameters = {.temperature = 0}, .logits = Values(100, 1)}};
