@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "tests/cuda_host/sanitizers.h"
 
@@ -331,8 +332,8 @@ std::string Blocks::place() const {
   return run_->name + " block " + triple(blockIdx) + " thread " + triple(threadIdx);
 }
 
-void Blocks::fault(FaultKind kind, const std::string& what) {
-  add_fault(kind, place(), what);
+void Blocks::fault(FaultKind kind, std::string what) {
+  add_fault(kind, place(), std::move(what));
   abandon();
 }
 

@@ -32,7 +32,8 @@ class Blocks {
   void copy_async_wait(unsigned int pending);
   [[nodiscard]] unsigned int lane() const { return current_->number % 32; }
   [[nodiscard]] std::size_t shared_size() const { return run_->shared_bytes; }
-  [[noreturn]] void fault(FaultKind kind, const std::string& what);
+  /// Takes the text with it: what the fibre's stack holds is never destroyed.
+  [[noreturn]] void fault(FaultKind kind, std::string what);
   /// Leaves the kernel for good; the fault is noted already. Also reached from the signal handler.
   [[noreturn]] void abandon();
 

@@ -68,6 +68,12 @@ TEST_F(Memory, a_write_just_before_the_begin_is_found_after_the_kernel) {
   expect_faults(FaultKind::OutOfBounds, "write_at", "before");
 }
 
+TEST_F(Memory, a_null_pointer_in_a_kernel_is_reported) {
+  ASSERT_CUDA(launch(nullptr, 1, 1, 0, kernels::write_value, static_cast<int*>(nullptr), 1));
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaErrorIllegalAddress);
+  expect_faults(FaultKind::IllegalAddress, "write_value", "null");
+}
+
 TEST_F(Memory, a_read_just_past_the_end_is_nan) {
   Array<float> data(10);
   Array<float> out(1);
@@ -115,12 +121,6 @@ TEST_F(Memory, memory_freed_while_queued_work_uses_it_is_reported) {
     ++found;
   }
   EXPECT_GT(found, 10);
-}
-
-TEST_F(Memory, a_null_pointer_in_a_kernel_is_reported) {
-  ASSERT_CUDA(launch(nullptr, 1, 1, 0, kernels::write_value, static_cast<int*>(nullptr), 1));
-  EXPECT_EQ(cudaDeviceSynchronize(), cudaErrorIllegalAddress);
-  expect_faults(FaultKind::IllegalAddress, "write_value", "null");
 }
 
 TEST_F(Memory, host_code_that_reads_or_writes_device_memory_is_reported) {
