@@ -12,6 +12,7 @@
 #include <numeric>
 #include <optional>
 #include <random>
+#include <tuple>
 
 #include "engine/cuda/attention_work.h"
 #include "engine/reference/ops.h"
@@ -34,7 +35,6 @@ struct Model {
 };
 
 constexpr std::int32_t max_position = 1400;
-constexpr std::int32_t block_count = 300;
 
 /// What a sequence's tokens ask and hold, by position, and the blocks it owns.
 struct Sequence {
@@ -55,7 +55,7 @@ struct Part {
 struct StepOptions {
   std::int32_t multiprocessors = 3;
   std::optional<std::int32_t> partial_units = std::nullopt;  // fewer than the scratch holds
-  std::int32_t padding = 3;                   // tokens and rows
+  std::int32_t padding = 3;                                  // tokens and rows
 };
 
 std::vector<Sequence> draw_sequences(const Model& model, const std::vector<std::int32_t>& lengths, std::uint64_t seed,
@@ -72,9 +72,16 @@ std::vector<Sequence> draw_sequences(const Model& model, const std::vector<std::
   return sequences;
 }
 
+/// Blocks in the cache: what the sequences hold, and a few that nobody does.
+std::int32_t blocks_for(const std::vector<Sequence>& sequences) {
+  std::int32_t count = 5;
+  for (const Sequence& sequence : sequences) count += ceil_divide(sequence.length, kv_block_tokens);
+  return count;
+}
+
 /// Gives every sequence blocks of its own in an order that the seed chooses.
 void assign_blocks(std::vector<Sequence>& sequences, std::uint64_t seed) {
-  std::vector<std::int32_t> order(block_count);
+  std::vector<std::int32_t> order(static_cast<std::size_t>(blocks_for(sequences)));
   std::iota(order.begin(), order.end(), 0);
   std::mt19937_64 generator(seed);
   std::shuffle(order.begin(), order.end(), generator);
@@ -91,8 +98,8 @@ void assign_blocks(std::vector<Sequence>& sequences, std::uint64_t seed) {
 std::vector<std::byte> make_cache(const Model& model, const std::vector<Sequence>& sequences,
                                   const std::vector<std::int32_t>& written) {
   const std::int64_t row_bytes = model.head_size * element_size(model.dtype);
-  std::vector<std::byte> cache(static_cast<std::size_t>((block_count + 1) * model.kv_heads * 2 * kv_block_tokens * row_bytes),
-                               std::byte{0xFF});
+  std::vector<std::byte> cache(
+      static_cast<std::size_t>((blocks_for(sequences) + 1) * model.kv_heads * 2 * kv_block_tokens * row_bytes), std::byte{0xFF});
   for (std::size_t i = 0; i < sequences.size(); ++i) {
     const Sequence& sequence = sequences[i];
     for (const Values* held : {&sequence.keys, &sequence.values}) {
@@ -148,11 +155,12 @@ class AttentionTest : public DeviceTest {
     queries.resize(static_cast<std::size_t>(bucket) * static_cast<std::size_t>(model.columns()),
                    std::numeric_limits<float>::quiet_NaN());
     step.cache = DeviceVector<std::byte>(stream(), make_cache(model, sequences, written));
-    step.batch.emplace(stream(), rows, BatchRoom{.tokens = bucket, .rows = std::max(max_rows, 1), .block_count = block_count});
+    step.batch.emplace(stream(), rows,
+                       BatchRoom{.tokens = bucket, .rows = std::max(max_rows, 1), .block_count = blocks_for(sequences)});
     step.query.emplace(stream(), model.dtype, bucket, model.columns(), queries, RowLayout{.gap = 8});
     step.out.emplace(stream(), model.dtype, bucket, model.columns(), RowLayout{.gap = 16});
     const CacheShape shape{
-        .heads = model.heads, .kv_heads = model.kv_heads, .head_size = model.head_size, .block_count = block_count};
+        .heads = model.heads, .kv_heads = model.kv_heads, .head_size = model.head_size, .block_count = blocks_for(sequences)};
     step.scratch = DeviceMemory::make(attention_scratch_size(shape, bucket, std::max(max_rows, 1), max_position).bytes).value();
     step.plan = make_attention_plan(model.dtype, shape, bucket, std::max(max_rows, 1), max_position, options.multiprocessors,
                                     step.scratch.data())
@@ -326,8 +334,8 @@ class Expected {
 };
 
 /// Positions around the edges of blocks, tiles and splits.
-const std::vector<std::int32_t> edge_positions{0,   1,   15,  16,  31,  32,  63,  64,   65,   99,
-                                               127, 128, 500, 511, 512, 513, 540, 1023, 1024, 1030};
+const std::vector<std::int32_t> edge_positions{0,   1,   15,  16,  31,  32,  63,   64,   65,  99,
+                                               127, 128, 500, 511, 512, 513, 1023, 1024, 1030};
 
 class AttentionBitsTest : public AttentionTest {
  protected:
@@ -352,10 +360,10 @@ TEST_F(AttentionBitsTest, do_not_depend_on_how_a_prompt_was_cut) {
     assign_blocks(sequences, 2);
     const Expected expected = alone(model, sequences);
     std::mt19937_64 generator(3);
-    for (const std::int32_t chunk : {7, 64, 100, 0}) {
+    for (const std::int32_t chunk : {7, 64, 100, 0}) {  // 0: random
       SCOPED_TRACE("chunks of " + std::to_string(chunk));
       // Windows around the edges; what lies between them is in the cache already.
-      for (const auto& [begin, end] : {std::pair{0, 130}, std::pair{498, 545}, std::pair{1019, 1031}}) {
+      for (const auto& [begin, end] : {std::pair{0, 130}, std::pair{498, 520}, std::pair{1019, 1031}}) {
         for (std::int32_t position = begin; position < end;) {
           const std::int32_t size = chunk > 0 ? chunk : 1 + static_cast<std::int32_t>(generator() % 90);
           const std::vector<Part> parts{{0, position, std::min(size, end - position)}};
@@ -373,10 +381,10 @@ TEST_F(AttentionBitsTest, do_not_depend_on_how_a_prompt_was_cut) {
 TEST_F(AttentionBitsTest, do_not_depend_on_companions_or_blocks) {
   for (const Model& model : compared_models()) {
     SCOPED_TRACE(model.text());
-    std::vector<Sequence> sequences = draw_sequences(model, {1031, 130, 520}, 4);
+    std::vector<Sequence> sequences = draw_sequences(model, {514, 130, 70}, 4);
     assign_blocks(sequences, 1);
     const Expected expected = alone(model, sequences);
-    for (const std::uint64_t seed : {2U, 3U, 4U}) {
+    for (const std::uint64_t seed : {2U, 3U}) {
       SCOPED_TRACE("seed " + std::to_string(seed));
       std::mt19937_64 generator(seed);
       assign_blocks(sequences, seed);
@@ -404,13 +412,59 @@ TEST_F(AttentionBitsTest, do_not_depend_on_the_grid_or_on_room_for_partial_resul
     const std::vector<Part> parts{{0, 1000, 31}, {1, 129, 1}, {0, 1030, 1}, {0, 513, 1}, {1, 60, 30}};
     const Values serial = run(model, sequences, parts, {.multiprocessors = 1, .partial_units = 0});
     for (const std::int32_t multiprocessors : {1, 3, 132}) {
-      for (const std::optional<std::int32_t> units :
-           {std::optional<std::int32_t>{}, std::optional{0}, std::optional{3}, std::optional{7}}) {
-        if (multiprocessors == 132 && units) continue;
+      for (const std::optional<std::int32_t> units : {std::optional<std::int32_t>{}, std::optional{3}, std::optional{7}}) {
+        if (multiprocessors != 3 && units) continue;
         SCOPED_TRACE(std::to_string(multiprocessors) + " multiprocessors, units " + (units ? std::to_string(*units) : "all"));
         EXPECT_TRUE(
             same_bits(run(model, sequences, parts, {.multiprocessors = multiprocessors, .partial_units = units}), serial));
       }
+    }
+  }
+}
+
+/// The results of single splits, in F32: what rounding to 16 bits would hide. Some positions' as decodes, all as one chunk.
+TEST_F(AttentionTest, partial_results_of_decodes_and_chunks_have_the_same_bits) {
+  for (const Model& model :
+       {Model{DataType::BFloat16, 7, 1, 64}, Model{DataType::BFloat16, 4, 2, 80}, Model{DataType::Float16, 4, 1, 96},
+        Model{DataType::BFloat16, 4, 1, 128}, Model{DataType::Float16, 3, 1, 256}, Model{DataType::Float32, 4, 1, 8}}) {
+    SCOPED_TRACE(model.text());
+    std::vector<Sequence> sequences = draw_sequences(model, {570}, 8);
+    assign_blocks(sequences, 1);
+    // (position, head, first split) -> values, largest, sum
+    using Partials = std::map<std::tuple<std::int32_t, std::int32_t, std::int32_t>, Values>;
+    const auto partials_of = [&](const std::vector<Part>& parts) {
+      const Step step = prepare(model, sequences, parts, {.multiprocessors = 40});
+      plan_attention(queue(), step.plan, step.batch->view());
+      queue_attention(step);
+      const AttentionScratch scratch = attention_scratch(step.plan);
+      const std::int32_t unit_rows = attention_tiling(model.dtype, model.head_size).unit_rows;
+      const std::int64_t row_floats = model.head_size + 2;
+      const Values floats =
+          fetch(scratch.partials, std::int64_t{step.plan.partial_units} * model.kv_heads * unit_rows * row_floats);
+      const std::int32_t group = model.heads / model.kv_heads;
+      Partials partials;
+      for (const AttentionTask& task : fetch(scratch.tasks, fetch(scratch.counters, 1)[0].tasks)) {
+        EXPECT_EQ(task.parts, 2);
+        const std::int32_t units = ceil_divide(task.rows, unit_rows);
+        for (std::int32_t kv_head = 0; kv_head < model.kv_heads; ++kv_head) {
+          const std::int64_t unit = std::int64_t{task.unit + task.part * units} * model.kv_heads + kv_head * units;
+          for (std::int32_t row = 0; row < task.rows; ++row) {
+            const std::int32_t packed = task.first + row;
+            const std::span<const float> of_row = row_of(floats, unit * unit_rows + row, row_floats);
+            partials[{task.position + packed / group, kv_head * group + packed % group, task.split_begin}] = {of_row.begin(),
+                                                                                                              of_row.end()};
+          }
+        }
+      }
+      return partials;
+    };
+    const Partials chunk = partials_of({{0, 530, 40}});
+    const Partials decodes = partials_of({{0, 530, 1}, {0, 531, 1}, {0, 543, 1}, {0, 544, 1}, {0, 569, 1}});
+    EXPECT_EQ(chunk.size(), static_cast<std::size_t>(40 * model.heads * 2));
+    EXPECT_EQ(decodes.size(), static_cast<std::size_t>(5 * model.heads * 2));
+    for (const auto& [key, want] : decodes) {
+      EXPECT_EQ(chunk.at(key), want) << "position " << std::get<0>(key) << " split "
+                                     << std::get<2>(key);  // zeros may differ in sign
     }
   }
 }
