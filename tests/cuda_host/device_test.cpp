@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Threads, warps, barriers, atomics and shared memory, under many seeds.
-#include <chrono>
 #include <cmath>
 #include <numeric>
 
@@ -154,17 +153,10 @@ TEST_F(Device, kernels_are_named_in_the_log) {
   EXPECT_EQ(ran, (std::vector<std::string>{"rubato::engine::cuda::scale", "rubato::engine::cuda::multiply<__half>"}));
 }
 
-// Not a check of speed, but of the order of magnitude: the engine's tests stand on it.
-TEST_F(Device, thousands_of_fibres_switch_in_milliseconds) {
+TEST_F(Device, many_threads_go_on_through_many_barriers_and_shuffles) {
   Array<float> data(std::vector<float>(100 * 256, 1.0F));
-  for (const bool with_barriers : {true, false}) {
-    ASSERT_CUDA(launch(nullptr, 100, 256, 1024, with_barriers ? kernels::many_barriers : kernels::many_shuffles, data.get()));
-    const auto begin = std::chrono::steady_clock::now();
-    ASSERT_CUDA(cudaDeviceSynchronize());
-    const std::chrono::duration<double, std::milli> taken = std::chrono::steady_clock::now() - begin;
-    RecordProperty(with_barriers ? "milliseconds_barriers" : "milliseconds_shuffles", std::to_string(taken.count()));
-    EXPECT_LT(taken.count(), 2000);
-  }
+  ASSERT_CUDA(launch(nullptr, 100, 256, 1024, kernels::many_barriers, data.get()));
+  ASSERT_CUDA(launch(nullptr, 100, 256, 1024, kernels::many_shuffles, data.get()));
   for (const float value : data.read()) ASSERT_EQ(value, 16.0F);
 }
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "tests/cuda_host/sanitizers.h"
@@ -16,9 +17,17 @@ namespace {
 
 constexpr std::size_t alignment = 256;
 constexpr std::size_t page = 4096;
-constexpr std::size_t guard_size = std::size_t{1} << 20U;
+constexpr std::size_t guard_size = std::size_t{256} << 10U;
+constexpr std::size_t arena_size = std::size_t{128} << 30U;  // addresses, not memory
 constexpr std::size_t near_bytes = 256;
 constexpr std::uint16_t guard_pattern = 0xfff9;  // a NaN as F32, BF16 and F16, and not what poison looks like
+
+// Addresses of device memory, given out once each until reset().
+struct Arena {
+  std::atomic<std::uintptr_t> begin{0};  // read by signal handlers
+  std::size_t used = 0;
+};
+Arena arena;
 
 std::size_t round_up(std::size_t value, std::size_t to) {
   return (value + to - 1) / to * to;
@@ -62,9 +71,14 @@ bool map_allocation(Allocation& allocation, std::size_t size) {
   allocation.size = size;
   allocation.pages_size = round_up(rounded, page);
   allocation.map_size = allocation.pages_size + 2 * guard_size;
-  void* map = mmap(nullptr, allocation.map_size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (map == MAP_FAILED) return false;
-  allocation.map = reinterpret_cast<std::uintptr_t>(map);
+  if (arena.begin == 0) {
+    void* reserved = mmap(nullptr, arena_size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (reserved == MAP_FAILED) return false;
+    arena.begin = reinterpret_cast<std::uintptr_t>(reserved);
+  }
+  if (allocation.map_size > arena_size - arena.used) return false;
+  allocation.map = arena.begin + arena.used;
+  arena.used += allocation.map_size;
   allocation.pages = allocation.map + guard_size;
   allocation.base = allocation.pages + allocation.pages_size - rounded;
   protect(allocation, true);
@@ -127,12 +141,12 @@ void open_memory(std::uint64_t device_mask) {
 
 void close_memory() {
   State& s = state();
-  if (s.open_devices == 0 && !s.opened_by_fault) return;
+  if (s.open_devices == 0 && !s.opened_to_check) return;
   for (auto& [map, allocation] : s.memory) {
     if (allocation.open) protect(allocation, false);
   }
   s.open_devices = 0;
-  s.opened_by_fault = false;
+  s.opened_to_check = false;
 }
 
 void check_guards(const std::string& where, GuardReach reach) {
@@ -142,7 +156,7 @@ void check_guards(const std::string& where, GuardReach reach) {
     if (!allocation.open) {
       if (reach == GuardReach::Near) continue;  // nothing ran on its device
       protect(allocation, true);
-      s.opened_by_fault = true;  // so that the end of the call closes it
+      s.opened_to_check = true;
     }
     check_allocation(allocation, where, reach);
   }
@@ -163,21 +177,27 @@ std::string describe_address(std::uintptr_t address) {
   return "byte " + std::to_string(address - allocation->base) + " of " + subject;
 }
 
-void open_for_host(std::uintptr_t address) {
-  Allocation* allocation = allocation_at(address);
-  if (allocation == nullptr) return;
+bool in_arena(std::uintptr_t address) {
+  const std::uintptr_t begin = arena.begin;
+  return begin != 0 && address >= begin && address - begin < arena_size;
+}
+void open_page(std::uintptr_t address) {
   mprotect(reinterpret_cast<void*>(address / page * page), page, PROT_READ | PROT_WRITE);
-  if (address >= allocation->pages && address < allocation->pages + allocation->pages_size) {
-    allocation->open = true;
-    state().opened_by_fault = true;
-  }
+}
+void close_page(std::uintptr_t address) {
+  const Allocation* allocation = allocation_at(address);
+  const bool stays = allocation != nullptr && allocation->open && address >= allocation->pages &&
+                     address < allocation->pages + allocation->pages_size;
+  if (!stays) mprotect(reinterpret_cast<void*>(address / page * page), page, PROT_NONE);
 }
 
 void release_all_memory() {
   State& s = state();
-  for (auto& [map, allocation] : s.memory) {
-    unpoison_region(allocation.map, allocation.map + allocation.map_size);
-    munmap(reinterpret_cast<void*>(allocation.map), allocation.map_size);
+  for (auto& [map, allocation] : s.memory) unpoison_region(allocation.pages, allocation.pages + allocation.pages_size);
+  if (arena.used > 0) {
+    mmap(reinterpret_cast<void*>(arena.begin.load()), arena.used, PROT_NONE,
+         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    arena.used = 0;
   }
   for (auto& [base, block] : s.pinned) {
     if (block.map_size != 0) munmap(reinterpret_cast<void*>(base), block.map_size);

@@ -5,8 +5,9 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
+#include <atomic>
 #include <cstdlib>
-#include <optional>
+#include <utility>
 
 #include "tests/cuda_host/blocks.h"
 #include "tests/cuda_host/sanitizers.h"
@@ -54,41 +55,46 @@ const char* verb(Access access) {
   return "";
 }
 
-void abandon_kernel() {
-  Blocks::running()->abandon();
-}
+// What the running kernel stumbled over; the handler only notes it.
+struct Trap {
+  std::uintptr_t address = 0;
+  Access access = Access::Unknown;
+  bool is_known = false;
+};
+thread_local Trap trap;
 
-void fault_of_kernel(std::uintptr_t address, bool is_known, ucontext_t& context) {
+// Runs instead of the kernel, on the top of its fibre's stack.
+void report_trap() {
   Blocks& blocks = *Blocks::running();
   FaultKind kind = FaultKind::IllegalAddress;
   std::string what;
-  if (!is_known) {
+  if (!trap.is_known) {
     what = "touched a misaligned address, or one that cannot exist";
-  } else if (blocks.is_stack_overflow(address)) {
+  } else if (blocks.is_stack_overflow(trap.address)) {
     what = "overflowed its stack";
   } else {
-    what = verb(access_of(context)) + describe_address(address);
-    if (const Allocation* allocation = allocation_at(address); allocation != nullptr) {
-      const bool inside = address >= allocation->base && address < allocation->base + allocation->size;
+    what = verb(trap.access) + describe_address(trap.address);
+    if (const Allocation* allocation = allocation_at(trap.address); allocation != nullptr) {
+      const bool inside = trap.address >= allocation->base && trap.address < allocation->base + allocation->size;
       kind = allocation->freed ? FaultKind::UseAfterFree : FaultKind::OutOfBounds;
       if (inside && !allocation->freed) what += ", which this device may not touch (cudaDeviceEnablePeerAccess)";
     }
   }
-  add_fault(kind, blocks.place(), what);
-  unpoison_region(blocks.stack_top() - 65536, blocks.stack_top());
-  redirect(context, &abandon_kernel, blocks.stack_top() - 4096);
+  blocks.fault(kind, std::move(what));
 }
 
-bool fault_of_host(std::uintptr_t address, const ucontext_t& context) {
-  std::optional<Call> call;
-  if (!holds_lock()) call.emplace("host access");
-  const Allocation* allocation = allocation_at(address);
-  if (allocation == nullptr) return false;
-  add_fault(allocation->freed ? FaultKind::UseAfterFree : FaultKind::HostAccess, "host code",
-            verb(access_of(context)) + describe_address(address));
-  open_for_host(address);  // the next call closes it again
-  if (call.has_value()) call->leave_open();
-  return true;
+// Host code that touched device memory: noted by the handler, reported by the next call. Zero: free.
+constexpr std::size_t notes_max = 64;
+std::atomic<std::uint64_t> notes[notes_max];
+std::atomic<bool> any_note{false};
+
+void note_host_access(std::uintptr_t address, Access access) {
+  const std::uint64_t note = (static_cast<std::uint64_t>(address) << 2U) | static_cast<std::uint64_t>(access);
+  for (std::atomic<std::uint64_t>& slot : notes) {
+    std::uint64_t expected = 0;
+    if (slot.compare_exchange_strong(expected, note)) break;
+  }
+  any_note = true;
 }
 
 void on_signal(int number, siginfo_t* info, void* raw_context) {
@@ -96,10 +102,17 @@ void on_signal(int number, siginfo_t* info, void* raw_context) {
   const auto address = reinterpret_cast<std::uintptr_t>(info->si_addr);
   const bool is_known = info->si_code > 0 && info->si_code != SI_KERNEL;
   if (on_device) {
-    fault_of_kernel(address, is_known, context);
+    const Blocks& blocks = *Blocks::running();
+    trap = Trap{.address = address, .access = access_of(context), .is_known = is_known};
+    unpoison_region(blocks.stack_top() - 65536, blocks.stack_top());
+    redirect(context, &report_trap, blocks.stack_top() - 4096);
     return;
   }
-  if (is_known && fault_of_host(address, context)) return;
+  if (is_known && in_arena(address)) {
+    note_host_access(address, access_of(context));
+    open_page(address);  // until the next call
+    return;
+  }
   // Not ours: as if we had never been here.
   sigaction(number, number == SIGSEGV ? &earlier_segv : &earlier_bus, nullptr);
 }
@@ -115,6 +128,19 @@ void install_signal_handlers() {
     return sigaction(SIGSEGV, &action, &earlier_segv) == 0 && sigaction(SIGBUS, &action, &earlier_bus) == 0;
   }();
   static_cast<void>(installed);
+}
+
+void report_host_accesses() {
+  if (!any_note.exchange(false)) return;
+  for (std::atomic<std::uint64_t>& slot : notes) {
+    const std::uint64_t note = slot.exchange(0);
+    if (note == 0) continue;
+    const auto address = static_cast<std::uintptr_t>(note >> 2U);
+    const Allocation* allocation = allocation_at(address);
+    add_fault(allocation != nullptr && allocation->freed ? FaultKind::UseAfterFree : FaultKind::HostAccess, "host code",
+              verb(static_cast<Access>(note & 3U)) + describe_address(address));
+    close_page(address);
+  }
 }
 
 // A kernel that overflows its fibre's stack has no room for a handler.

@@ -59,7 +59,6 @@ std::unique_ptr<State>& owner() {
   return instance;
 }
 
-thread_local bool lock_is_held = false;
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local int device_of_thread = 0;
 thread_local cudaStreamCaptureMode capture_mode_of_thread = cudaStreamCaptureModeGlobal;
@@ -68,9 +67,6 @@ thread_local cudaStreamCaptureMode capture_mode_of_thread = cudaStreamCaptureMod
 
 State& state() {
   return *owner();
-}
-bool holds_lock() {
-  return lock_is_held;
 }
 
 std::uint64_t thread_number() {
@@ -81,20 +77,17 @@ std::uint64_t thread_number() {
 
 Call::Call(const char* name) : name_(name) {
   lock().lock();
-  lock_is_held = true;
   install_signal_handlers();
+  report_host_accesses();
   if (device_of_thread >= static_cast<int>(state().devices.size())) device_of_thread = 0;
 }
 Call::~Call() {
-  if (closes_) close_memory();
-  lock_is_held = false;
+  close_memory();
   lock().unlock();
 }
 void Call::breathe() {
-  lock_is_held = false;
   lock().unlock();
   lock().lock();
-  lock_is_held = true;
 }
 cudaError_t Call::result(cudaError_t error) {
   if (error != cudaSuccess && error != cudaErrorNotReady) last_error = error;

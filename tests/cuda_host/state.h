@@ -175,7 +175,7 @@ struct State {
   std::map<std::uintptr_t, PinnedBlock> pinned;  // by base
   std::uint64_t allocations_made = 0;
   std::uint64_t open_devices = 0;  // bit per device whose memory is accessible now
-  bool opened_by_fault = false;    // some page was opened to let host code go on
+  bool opened_to_check = false;    // some memory was opened to look at its guard zones
 
   Handles<CUstream_st> streams;
   Handles<CUevent_st> events;
@@ -222,17 +222,12 @@ class Call {
   [[nodiscard]] Device& device() const;
   /// Lets other threads' calls in.
   void breathe();
-  /// The end of this call does not close device memory.
-  void leave_open() { closes_ = false; }
 
  private:
   const char* name_;
-  bool closes_ = true;
 };
 
 [[nodiscard]] int current_device();
-/// True on a thread that is inside a Call.
-[[nodiscard]] bool holds_lock();
 
 void add_fault(FaultKind kind, std::string where, std::string what);
 void add_log(Action action, std::string name, const CUstream_st* stream = nullptr, std::uint64_t operation = 0,
@@ -248,8 +243,11 @@ void close_memory();
 enum class GuardReach : std::uint8_t { Near, Whole };
 void check_guards(const std::string& where, GuardReach reach);
 [[nodiscard]] std::string describe_address(std::uintptr_t address);
-/// Lets host code that touched device memory go on after the fault was noted.
-void open_for_host(std::uintptr_t address);
+/// All device memory lies in one reserved range. The first two may be called by a signal handler.
+[[nodiscard]] bool in_arena(std::uintptr_t address);
+void open_page(std::uintptr_t address);
+/// Back to what its allocation says.
+void close_page(std::uintptr_t address);
 void release_all_memory();
 void report_if_in_flight(std::uintptr_t base, const char* call, const std::string& what);
 
@@ -285,6 +283,8 @@ struct KernelRun {
 
 // ---- signals.cpp
 void install_signal_handlers();
+/// Faults of host code since the last call.
+void report_host_accesses();
 void use_signal_stack();
 /// Whether this thread is inside a kernel.
 void mark_on_device(bool is);
