@@ -13,17 +13,6 @@
 
 namespace rubato::engine::cuda {
 
-/// Values of the strip's rows in one warp's columns.
-template <int columns>
-struct StripValues {
-  FragmentC at[columns];  // 8 columns each
-
-  __device__ void clear() {
-#pragma unroll
-    for (int n = 0; n < columns; ++n) at[n] = FragmentC{{0.0F, 0.0F, 0.0F, 0.0F}};
-  }
-};
-
 /// One item: a tile of query rows against a range of splits, for one KV head. strip_warps warps share each strip.
 /// Per lane, index i is the strip's row lane / 4 + 8 i, as in the fragments.
 template <class Element, int head_size, int strip_warps>

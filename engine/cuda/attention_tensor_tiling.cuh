@@ -10,6 +10,7 @@
 
 #include "engine/cuda/element.cuh"
 #include "engine/cuda/kernels.h"
+#include "engine/cuda/mma.cuh"
 #include "manifests/settings.h"
 
 namespace rubato::engine::cuda {
@@ -62,5 +63,16 @@ __device__ inline std::uint32_t pack_pair(float first, float second) {
   std::memcpy(&word, &pair, sizeof(word));
   return word;
 }
+
+/// Values of the strip's rows in one warp's columns.
+template <int columns>
+struct StripValues {
+  FragmentC at[columns];  // 8 columns each
+
+  __device__ void clear() {
+#pragma unroll
+    for (int n = 0; n < columns; ++n) at[n] = FragmentC{{0.0F, 0.0F, 0.0F, 0.0F}};
+  }
+};
 
 }  // namespace rubato::engine::cuda

@@ -478,6 +478,9 @@ TEST_F(AttentionTest, one_list_serves_every_layer_and_every_replay) {
   const auto queue_step = [&] {
     plan_attention(queue(), step.plan, step.batch->view());
     queue_attention(step);
+    const Activations out = step.out->activations();
+    const auto bytes = static_cast<std::size_t>(out.count * out.stride * element_size(model.dtype));
+    ASSERT_EQ(cudaMemsetAsync(out.data, 0xFF, bytes, queue()), cudaSuccess);  // the next layer writes all of it again
     queue_attention(step);
   };
   queue_step();
