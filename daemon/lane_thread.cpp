@@ -14,6 +14,7 @@
 
 #include "daemon/bounded_queue.h"
 #include "daemon/request_timing.h"
+#include "daemon/shape_thread.h"
 #include "daemon/snapshot_cell.h"
 
 namespace rubato {
@@ -52,7 +53,8 @@ class LaneThread final : public OwnedServing {
         objectives_(options.objectives),
         lane_(*backend_, engine::LaneOptions{.limits = lane_limits(), .initial = *settings_.load()}),
         effective_max_len_(lane_.scheduler().effective_max_len()),
-        status_(first_status()) {
+        status_(first_status()),
+        shapes_(*backend_, settings_, ShapeThreadOptions{.builder = options.shapes, .observers = options.observers}) {
     current_settings_ = settings_.load()->number;
     for (Observer* observer : options_.observers) observer->on_settings(*settings_.load(), steady_now());
     thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
@@ -65,6 +67,7 @@ class LaneThread final : public OwnedServing {
     thread_.request_stop();
     moves_.nudge();
     if (thread_.joinable()) thread_.join();
+    shapes_.stop();
   }
 
   SequenceId next_id() override { return SequenceId{next_id_.fetch_add(1, std::memory_order_relaxed)}; }
@@ -109,12 +112,14 @@ class LaneThread final : public OwnedServing {
       settings_.store(Settings{.number = number, .knobs = knobs});
     }
     moves_.nudge();
+    shapes_.nudge();
     return number;
   }
 
   std::shared_ptr<const ServingStatus> status() const override {
     // The lane publishes after each step; that the door is closed must show at once.
     auto status = std::make_shared<ServingStatus>(*status_.load());
+    status->shapes = shapes_.status();
     const std::lock_guard lock(door_);
     status->draining = draining_;
     status->failure = failure_;
@@ -183,6 +188,7 @@ class LaneThread final : public OwnedServing {
         moves_.take_all(moves);
         for (Move& move : moves) std::visit([this](auto& item) { take(item); }, move);
         take_settings();
+        shapes_.take();
         const bool worked = !lane_.failure() && lane_.step([] { return steady_now(); });
         if (worked) book_step();
         publish(worked);
@@ -233,6 +239,7 @@ class LaneThread final : public OwnedServing {
 
   void book_step() {
     const policies::SchedulerCounts counts = lane_.scheduler().counts();
+    shapes_.on_step(lane_.record());
     for (Observer* observer : options_.observers) observer->on_step(lane_.record(), counts);
     for (const engine::TokenEvent& event : lane_.events()) book(event);
     if (lane_.failure()) fail_all(*lane_.failure());
@@ -339,6 +346,7 @@ class LaneThread final : public OwnedServing {
   std::uint64_t current_settings_ = 0;
 
   SnapshotCell<ServingStatus> status_;
+  ShapeThread shapes_;
   std::jthread thread_;  // last: it uses everything above
 };
 

@@ -9,6 +9,7 @@
 #include "daemon/observer.h"
 #include "daemon/serving.h"
 #include "engine/backend.h"
+#include "engine/shape_builder.h"
 
 namespace rubato {
 
@@ -18,6 +19,7 @@ struct LaneThreadOptions {
   ObjectivesSpec objectives;
   std::vector<Observer*> observers;  // must outlive the lane thread
   std::string backend_description;
+  engine::ShapeBuilderOptions shapes{};
 };
 
 /// The steady clock on the Timeline. The only place that reads it for serving.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/lane.h"
+#include "engine/shape_builder.h"
 #include "manifests/settings.h"
 #include "policies/scheduler.h"
 #include "policies/time.h"
@@ -63,6 +64,10 @@ class Observer {
   virtual void on_request_end(const RequestRecord& record) = 0;
   virtual void on_step(const engine::StepRecord& record, const policies::SchedulerCounts& counts) = 0;
   virtual void on_settings(const Settings& settings, TimePoint now) = 0;
+  /// A set of step shapes was built, or could not be. (On the shape builder's thread.)
+  virtual void on_shapes_built(const engine::ShapeBuild& /*build*/) {}
+  /// The lane has changed over to a new set between two steps, which took so long.
+  virtual void on_shapes_taken(Duration /*swap*/) {}
 };
 
 }  // namespace rubato

@@ -12,6 +12,7 @@
 
 #include "daemon/observer.h"
 #include "engine/lane.h"
+#include "engine/shape_builder.h"
 #include "manifests/engine_spec.h"
 #include "manifests/result.h"
 #include "manifests/settings.h"
@@ -39,8 +40,9 @@ struct ServingStatus {
   std::int32_t vocabulary = 0;
   std::string backend;
   bool draining = false;
-  std::optional<Error> failure;  // the device broke
-  TimePoint last_step;           // for liveness: work waiting and no step for long means stuck
+  std::optional<Error> failure;                       // the device broke
+  std::shared_ptr<const engine::ShapeStatus> shapes;  // null: not known yet
+  TimePoint last_step;                                // for liveness: work waiting and no step for long means stuck
 };
 
 class Serving {

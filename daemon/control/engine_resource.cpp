@@ -72,6 +72,12 @@ Json trials_json(const StatusInputs& inputs) {
           {"recent", std::move(recent)}};
 }
 
+Json shapes_json(const engine::ShapeStatus& shapes) {
+  Json json{{"buckets", shapes.buckets.tokens}, {"bytes", shapes.bytes}, {"rebuilds", shapes.built}, {"failed", shapes.failed}};
+  if (!shapes.last_error.empty()) json["lastError"] = shapes.last_error;
+  return json;
+}
+
 std::string capitalised(std::string_view word) {
   std::string text(word);
   if (!text.empty() && text[0] >= 'a' && text[0] <= 'z') text[0] = static_cast<char>(text[0] - 'a' + 'A');
@@ -149,6 +155,7 @@ Json engine_status(const ControlState& state, const StatusInputs& inputs) {
                         {"vocabulary", inputs.serving->vocabulary},
                         {"kvBlocks", inputs.serving->kv_blocks}};
     status["backend"] = inputs.serving->backend;
+    status["shapes"] = shapes_json(inputs.serving->shapes);
   }
   return status;
 }

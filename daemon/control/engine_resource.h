@@ -23,6 +23,7 @@ struct ServingFacts {
   std::int32_t max_model_len = 0;  // effective
   std::int32_t vocabulary = 0;
   std::int32_t kv_blocks = 0;
+  engine::ShapeStatus shapes{};
 };
 
 struct StatusInputs {

@@ -251,7 +251,8 @@ Json Reconciler::status_of(const ControlState& state, WallTime now) {
     status.serving = {.backend = facts->backend,
                       .max_model_len = facts->effective_max_len,
                       .vocabulary = facts->vocabulary,
-                      .kv_blocks = facts->counts.block_count};
+                      .kv_blocks = facts->counts.block_count,
+                      .shapes = facts->shapes ? *facts->shapes : engine::ShapeStatus{}};
   }
   if (&state == &state_) {
     note_condition_changes(conditions_, status.conditions, now);

@@ -201,7 +201,19 @@ void Metrics::on_step(const engine::StepRecord& record, const policies::Schedule
   } else {
     own.steps_mixed.Increment();
   }
+  (record.bucket ? own.shape_steps_shape : own.shape_steps_eager).Increment();
+  if (record.padding_tokens > 0) own.shape_padding_tokens.Increment(record.padding_tokens);
   state_->book_counts(counts);
+}
+
+void Metrics::on_shapes_built(const engine::ShapeBuild& build) {
+  auto& own = state_->own;
+  (build.outcome ? own.shape_rebuilds_ok : own.shape_rebuilds_failed).Increment();
+  own.shape_build.Observe(to_seconds(build.duration));
+}
+
+void Metrics::on_shapes_taken(Duration swap) {
+  state_->own.shape_swap.Observe(to_seconds(swap));
 }
 
 void Metrics::on_settings(const Settings& settings, TimePoint /*now*/) {
@@ -254,7 +266,13 @@ void Metrics::on_manifest_reload(const Result<void>& outcome) {
 
 void Metrics::State::refresh_from_sources() {
   if (sources.serving) {
-    if (const auto status = sources.serving()) book_counts(status->counts);
+    if (const auto status = sources.serving()) {
+      book_counts(status->counts);
+      if (status->shapes) {
+        own.shapes.Set(static_cast<double>(status->shapes->buckets.tokens.size()));
+        own.shape_bytes.Set(static_cast<double>(status->shapes->bytes));
+      }
+    }
   }
   for (const auto& [port, count] : sources.connections) own.http_connections.Add({{"port", port}}).Set(count());
   const ProcessUsage usage = read_process_usage();

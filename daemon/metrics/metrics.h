@@ -57,6 +57,8 @@ class Metrics final : public Observer {
   void on_request_end(const RequestRecord& record) override;
   void on_step(const engine::StepRecord& record, const policies::SchedulerCounts& counts) override;
   void on_settings(const Settings& settings, TimePoint now) override;
+  void on_shapes_built(const engine::ShapeBuild& build) override;
+  void on_shapes_taken(Duration swap) override;
 
   void on_settings_change(SettingsSource source);
   void on_trial(std::string_view outcome);

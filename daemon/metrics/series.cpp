@@ -22,6 +22,8 @@ const Edges step_seconds{.0001, .00025, .0005, .001, .0025, .005, .01, .02, .03,
                          .1,    .15,    .2,    .3,   .5,    1,    2.5, 5,   10,  60};
 const Edges planning_seconds{1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 1e-2, 1e-1};
 const Edges token_counts{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384};
+const Edges shape_build_seconds{1e-4, 1e-3, 1e-2, .1, .25, .5, 1, 2.5, 5, 10, 30, 100};
+const Edges shape_swap_seconds{1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, .1, 1};
 const Edges relative_errors{.01, .02, .05, .1, .2, .3, .5, .75, 1, 2, 5};
 
 }  // namespace
@@ -84,6 +86,13 @@ prometheus::Gauge& knob(Declare& own, const char* name) {
 }
 prometheus::Counter& steps(Declare& own, const char* kind) {
   return own.counter("rubato_steps_total", "Executed steps: decode rows only, prefill chunks only, or both.", {{"kind", kind}});
+}
+prometheus::Counter& shape_steps(Declare& own, const char* kind) {
+  return own.counter("rubato_shape_steps_total", "Executed steps that ran in a prepared shape, or eagerly.", {{"kind", kind}});
+}
+prometheus::Counter& shape_rebuilds(Declare& own, const char* result) {
+  return own.counter("rubato_shape_rebuilds_total", "Sets of step shapes built in the background, by result.",
+                     {{"result", result}});
 }
 prometheus::Counter& reloads(Declare& own, const char* result) {
   return own.counter("rubato_manifest_reloads_total", "Changed manifest contents seen, by result.", {{"result", result}});
@@ -177,6 +186,19 @@ OwnSeries::OwnSeries(Declare own, const MetricsOptions& options)
       steps_decode(steps(own, "decode")),
       steps_prefill(steps(own, "prefill")),
       steps_mixed(steps(own, "mixed")),
+      shapes(own.gauge("rubato_shapes", "Token buckets in the set of step shapes in use.")),
+      shape_bytes(own.gauge("rubato_shape_bytes", "Memory of the set of step shapes in use.")),
+      shape_steps_shape(shape_steps(own, "shape")),
+      shape_steps_eager(shape_steps(own, "eager")),
+      shape_padding_tokens(
+          own.counter("rubato_shape_padding_tokens_total", "Tokens computed beyond those of the steps, to fill their shapes.")),
+      shape_rebuilds_ok(shape_rebuilds(own, "ok")),
+      shape_rebuilds_failed(shape_rebuilds(own, "failed")),
+      shape_build(own.histogram("rubato_shape_build_seconds",
+                                "Building of a set of step shapes, beside the running steps; failed ones too.",
+                                shape_build_seconds)),
+      shape_swap(own.histogram("rubato_shape_swap_seconds", "Time between two steps that the change to a new set took.",
+                               shape_swap_seconds)),
       requests_prefilling(own.gauge("rubato_requests_prefilling", "Running requests with prompt tokens left to compute.")),
       kv_blocks_free(own.gauge("rubato_kv_blocks_free", "Free KV blocks.")),
       decode_gap_steps_max(

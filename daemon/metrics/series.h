@@ -116,6 +116,15 @@ struct OwnSeries {
   prometheus::Counter& steps_decode;
   prometheus::Counter& steps_prefill;
   prometheus::Counter& steps_mixed;
+  prometheus::Gauge& shapes;
+  prometheus::Gauge& shape_bytes;
+  prometheus::Counter& shape_steps_shape;
+  prometheus::Counter& shape_steps_eager;
+  prometheus::Counter& shape_padding_tokens;
+  prometheus::Counter& shape_rebuilds_ok;
+  prometheus::Counter& shape_rebuilds_failed;
+  prometheus::Histogram& shape_build;
+  prometheus::Histogram& shape_swap;
   prometheus::Gauge& requests_prefilling;
   prometheus::Gauge& kv_blocks_free;
   prometheus::Gauge& decode_gap_steps_max;

@@ -98,6 +98,12 @@ struct ControlSide {
     serving.status_.effective_max_len = 4096;
     serving.status_.vocabulary = 512;
     serving.status_.counts.block_count = 256;
+    serving.status_.shapes = std::make_shared<const engine::ShapeStatus>(
+        engine::ShapeStatus{.buckets = {.tokens = {8, 16, 32, 64, 256, 512}, .decode_max = 64},
+                            .bytes = 1536,
+                            .built = 1,
+                            .failed = 0,
+                            .last_error = ""});
     reconciler.attach(serving);
   }
 

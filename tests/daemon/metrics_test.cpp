@@ -293,6 +293,34 @@ TEST_F(MetricsTest, steps_are_split_by_kind_and_tokens_by_phase) {
   EXPECT_NEAR(std::stod(value("rubato_step_prediction_error_ratio_sum")), 3 * 0.25, 1e-9);
 }
 
+TEST_F(MetricsTest, steps_are_counted_by_shape_and_rebuilds_by_result) {
+  engine::StepRecord in_shape = step(100, 0, 2);
+  in_shape.bucket = 112;
+  in_shape.padding_tokens = 12;
+  metrics_.on_step(in_shape, {});
+  metrics_.on_step(in_shape, {});
+  metrics_.on_step(step(300, 0, 2), {});
+  EXPECT_EQ(value("rubato_shape_steps_total{kind=\"shape\"}"), "2");
+  EXPECT_EQ(value("rubato_shape_steps_total{kind=\"eager\"}"), "1");
+  EXPECT_EQ(value("rubato_shape_padding_tokens_total"), "24");
+  metrics_.on_shapes_built({.outcome = {}, .duration = 20ms, .buckets = 7, .bytes = 4096});
+  metrics_.on_shapes_built({.outcome = unexpected(ErrorCode::ResourceExhausted, "no memory"), .duration = 5ms});
+  metrics_.on_shapes_taken(2us);
+  EXPECT_EQ(value("rubato_shape_rebuilds_total{result=\"ok\"}"), "1");
+  EXPECT_EQ(value("rubato_shape_rebuilds_total{result=\"failed\"}"), "1");
+  EXPECT_EQ(value("rubato_shape_build_seconds_count"), "2");
+  EXPECT_EQ(value("rubato_shape_build_seconds_bucket{le=\"0.01\"}"), "1");
+  EXPECT_EQ(value("rubato_shape_swap_seconds_bucket{le=\"1e-05\"}"), "1");
+  EXPECT_EQ(value("rubato_shapes"), "0") << "built is not yet in use";
+
+  auto status = std::make_shared<ServingStatus>();
+  status->shapes = std::make_shared<const engine::ShapeStatus>(engine::ShapeStatus{
+      .buckets = {.tokens = {8, 64}, .decode_max = 8}, .bytes = 4096, .built = 1, .failed = 1, .last_error = ""});
+  metrics_.set_sources({.serving = [&] { return status; }, .connections = {}});
+  EXPECT_EQ(value("rubato_shapes"), "2");
+  EXPECT_EQ(value("rubato_shape_bytes"), "4096");
+}
+
 TEST_F(MetricsTest, gauges_show_what_serving_says_now_even_without_a_further_step) {
   auto status = std::make_shared<ServingStatus>();
   status->counts = {.waiting = 0, .running = 0, .prefilling = 0, .free_blocks = 100, .block_count = 100};
