@@ -3,9 +3,8 @@
 
 add_library(rubato_flags INTERFACE)
 target_include_directories(rubato_flags INTERFACE ${PROJECT_SOURCE_DIR})
-target_compile_options(rubato_flags INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Werror
-                                              # one rounding per operation as written: contraction may differ between paths
-                                              -ffp-contract=off -fno-omit-frame-pointer -g1)
+# One rounding per operation as written: contraction may differ between paths.
+target_compile_options(rubato_flags INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Wconversion;-Wno-sign-conversion;-Werror;-ffp-contract=off;-fno-omit-frame-pointer;-g1>")
 if(RUBATO_SANITIZE)
   # g++ 12 warns of fences that TSan does not model (Asio's) and of overlaps that instrumented code only seems to have.
   target_compile_options(rubato_flags INTERFACE -fsanitize=${RUBATO_SANITIZE} -fno-sanitize-recover=all -Wno-tsan -Wno-restrict

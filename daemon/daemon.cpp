@@ -128,7 +128,8 @@ class Daemon {
       spdlog::error("{}", opened.error().message);
       return 1;
     }
-    std::future<Result<LoadedModel>> loading = std::async(std::launch::async, [this] { return load_model(spec_); });
+    std::future<Result<LoadedModel>> loading =
+        std::async(std::launch::async, [this] { return load_model(spec_, options_.state); });
     while (loading.wait_for(50ms) != std::future_status::ready) {
       if (signals.take() > 0) {
         spdlog::info("stopped while loading");

@@ -9,7 +9,11 @@
 #include <utility>
 
 #include "engine/cpu/backend.h"
+#if RUBATO_HAS_CUDA
+#include "engine/cuda/backend.h"
+#endif
 #include "engine/model/weights.h"
+#include "manifests/check.h"
 #include "manifests/names.h"
 #include "manifests/units.h"
 
@@ -21,21 +25,41 @@ Result<engine::ModelConfig> read_config(const ModelSpec& model) {
   return engine::read_model_config(model.path);
 }
 
+bool is_cuda(const EngineSpec& spec) {
+  return spec.devices.front().starts_with("cuda");
+}
+
 // The CPU backend keeps weights in F32 or BF16; F16 checkpoints are widened, which is exact.
-DataType choose_dtype(const ModelSpec& model, const engine::ModelConfig& config) {
-  const DataType wanted = model.dtype.value_or(config.checkpoint_dtype);
-  return wanted == DataType::Float16 ? DataType::Float32 : wanted;
+DataType choose_dtype(const EngineSpec& spec, const engine::ModelConfig& config) {
+  const DataType wanted = spec.model.dtype.value_or(config.checkpoint_dtype);
+  return wanted == DataType::Float16 && !is_cuda(spec) ? DataType::Float32 : wanted;
 }
 
 Result<void> check_devices(const std::vector<std::string>& devices) {
-  if (devices.size() == 1 && (devices[0] == "cpu" || devices[0] == "cpu:0")) return {};
-  for (const std::string& device : devices) {
-    if (device.rfind("cpu", 0) != 0) {
-      return unexpected(ErrorCode::InvalidArgument, "spec.devices",
-                        "device '" + device + "' needs a backend that this build does not have; cpu is built in");
-    }
+  if (devices.size() != 1)
+    return unexpected(ErrorCode::InvalidArgument, "spec.devices", "several devices are not supported yet; name one");
+  if (devices[0] == "cpu" || devices[0] == "cpu:0") return {};
+#if RUBATO_HAS_CUDA
+  if (Result<std::int32_t> index = engine::cuda_device_index(devices[0]); !index) return Unexpected(std::move(index).error());
+  return {};
+#else
+  return unexpected(ErrorCode::InvalidArgument, "spec.devices",
+                    "device '" + devices[0] + "' needs a backend that this build does not have; cpu is built in");
+#endif
+}
+
+Result<std::unique_ptr<engine::Backend>> make_backend(const EngineSpec& spec, const engine::ModelConfig& config,
+                                                      engine::WeightSource& weights, const engine::BackendOptions& options) {
+#if RUBATO_HAS_CUDA
+  if (is_cuda(spec)) {
+    const Result<std::int32_t> index = engine::cuda_device_index(spec.devices.front());
+    if (!index) return Unexpected(Error(index.error()));
+    return engine::make_cuda_backend(config, weights, options, *index);
   }
-  return unexpected(ErrorCode::InvalidArgument, "spec.devices", "several devices are not supported yet; name one");
+#else
+  CHECK(!is_cuda(spec), "refused by plan_model");
+#endif
+  return engine::make_cpu_backend(config, weights, options);
 }
 
 }  // namespace
@@ -47,7 +71,7 @@ Result<ModelPlan> plan_model(const EngineSpec& spec) {
 
   ModelPlan plan;
   plan.config = std::move(*config);
-  plan.dtype = choose_dtype(spec.model, plan.config);
+  plan.dtype = choose_dtype(spec, plan.config);
   plan.kv_bytes_per_token = plan.config.kv_bytes_per_token(plan.dtype);
   plan.weight_bytes = engine::weight_bytes(plan.config, plan.dtype);
   plan.threads = spec.capacity.cpu_threads > 0 ? spec.capacity.cpu_threads : engine::default_cpu_threads();
@@ -74,7 +98,7 @@ Result<ModelPlan> plan_model(const EngineSpec& spec) {
   return plan;
 }
 
-Result<LoadedModel> load_model(const EngineSpec& spec) {
+Result<LoadedModel> load_model(const EngineSpec& spec, const std::filesystem::path& state) {
   Result<ModelPlan> plan = plan_model(spec);
   if (!plan) return Unexpected(std::move(plan).error());
   LoadedModel model;
@@ -112,8 +136,9 @@ Result<LoadedModel> load_model(const EngineSpec& spec) {
                                        .max_tokens_per_step = spec.knobs.max_num_batched_tokens.max,
                                        .max_rows = spec.capacity.max_num_seqs,
                                        .max_model_len = model.plan.limits.max_model_len,
-                                       .threads = model.plan.threads};
-  Result<std::unique_ptr<engine::Backend>> backend = engine::make_cpu_backend(model.plan.config, *weights, options);
+                                       .threads = model.plan.threads,
+                                       .cache_folder = state};
+  Result<std::unique_ptr<engine::Backend>> backend = make_backend(spec, model.plan.config, *weights, options);
   if (!backend) return Unexpected(std::move(backend).error());
   model.backend = std::move(*backend);
   return model;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -41,8 +42,9 @@ struct LoadedModel {
 /// a KV budget that does not hold one request of maxModelLen (field spec.capacity.kvCacheMemory, with the bytes that would do).
 [[nodiscard]] Result<ModelPlan> plan_model(const EngineSpec& spec);
 
-/// Loads everything; takes seconds to minutes and the memory that plan_model announced.
-[[nodiscard]] Result<LoadedModel> load_model(const EngineSpec& spec);
+/// Loads everything; takes seconds to minutes and the memory that plan_model announced. state: a folder in which a backend may
+/// remember what it finds out about its device; empty: none.
+[[nodiscard]] Result<LoadedModel> load_model(const EngineSpec& spec, const std::filesystem::path& state);
 
 /// Identifies model, dtype, backend and device, so that the tuner's journal never reuses evidence from another one.
 [[nodiscard]] std::string model_key(const EngineSpec& spec, const LoadedModel& model);

@@ -4,11 +4,36 @@
 
 #include <algorithm>
 #include <limits>
+#include <string>
 
 #include "engine/model/tensors.h"
+#include "manifests/check.h"
 #include "manifests/settings.h"
 
 namespace rubato::engine {
+namespace {
+
+struct Range {
+  const char* name;
+  std::int64_t value;
+  std::int64_t max;
+};
+
+void check_row(const ModelConfig& config, const BackendOptions& options, const StepRow& row) {
+  const std::int64_t end = static_cast<std::int64_t>(row.position) + static_cast<std::int64_t>(row.tokens.size());
+  CHECK(!row.tokens.empty());
+  CHECK(row.position >= 0 && end <= options.max_model_len, "position=", row.position, " end=", end,
+        " max=", options.max_model_len);
+  const std::int64_t needed = (end + kv_block_tokens - 1) / kv_block_tokens;
+  CHECK(static_cast<std::int64_t>(row.blocks.size()) >= needed, "blocks=", row.blocks.size(), " needed=", needed);
+  for (std::int64_t i = 0; i < needed; ++i) {
+    const std::int32_t block = row.blocks[static_cast<std::size_t>(i)].value;
+    CHECK(block >= 0 && block < options.block_count, "block=", block, " count=", options.block_count);
+  }
+  for (const TokenId token : row.tokens) CHECK(token >= 0 && token < config.vocabulary, "token=", token);
+}
+
+}  // namespace
 
 std::int32_t kv_block_count(const ModelConfig& config, DataType dtype, std::int64_t kv_cache_bytes) {
   const std::int64_t block_bytes = config.kv_bytes_per_token(dtype) * kv_block_tokens;
@@ -26,6 +51,57 @@ std::int64_t weight_bytes(const ModelConfig& config, DataType dtype) {
     bytes += elements * (tensor.shape.size() == 1 ? element_size(DataType::Float32) : element_size(dtype));
   }
   return bytes;
+}
+
+Result<void> check_backend_options(const ModelConfig& config, const BackendOptions& options) {
+  constexpr std::int64_t shape_max = 1 << 24;
+  const Range ranges[] = {
+      {"hidden_size", config.hidden_size, shape_max},
+      {"layers", config.layers, 4096},
+      {"heads", config.heads, 65536},
+      {"kv_heads", config.kv_heads, 65536},
+      {"head_size", config.head_size, 4096},
+      {"feed_forward", config.feed_forward, shape_max},
+      {"vocabulary", config.vocabulary, shape_max},
+      {"block_count", options.block_count, 1 << 30},
+      {"max_tokens_per_step", options.max_tokens_per_step, 1 << 19},
+      {"max_rows", options.max_rows, 1 << 16},
+      {"max_model_len", options.max_model_len, 1 << 22},
+      {"threads", options.threads, 1024},
+  };
+  for (const Range& range : ranges) {
+    if (range.value >= 1 && range.value <= range.max) continue;
+    return unexpected(ErrorCode::InvalidArgument, range.name,
+                      std::string("backend: ") + range.name + " " + std::to_string(range.value) + " is outside 1.." +
+                          std::to_string(range.max));
+  }
+  if (config.heads % config.kv_heads != 0) {
+    return unexpected(
+        ErrorCode::InvalidArgument, "heads",
+        "backend: heads " + std::to_string(config.heads) + " is not a multiple of kv_heads " + std::to_string(config.kv_heads));
+  }
+  if (config.head_size % 2 != 0) {
+    return unexpected(ErrorCode::InvalidArgument, "head_size",
+                      "backend: head_size " + std::to_string(config.head_size) + " is odd; rope needs pairs");
+  }
+  const std::int64_t qkv =
+      (static_cast<std::int64_t>(config.heads) + 2 * static_cast<std::int64_t>(config.kv_heads)) * config.head_size;
+  if (qkv > shape_max) {
+    return unexpected(
+        ErrorCode::InvalidArgument, "heads",
+        "backend: (heads + 2 kv_heads) * head_size is " + std::to_string(qkv) + ", more than " + std::to_string(shape_max));
+  }
+  return {};
+}
+
+void check_step(const ModelConfig& config, const BackendOptions& options, std::span<const StepRow> rows) {
+  CHECK(static_cast<std::int64_t>(rows.size()) <= options.max_rows, "rows=", rows.size(), " max=", options.max_rows);
+  std::int64_t tokens = 0;
+  for (const StepRow& row : rows) {
+    check_row(config, options, row);
+    tokens += static_cast<std::int64_t>(row.tokens.size());
+  }
+  CHECK(tokens <= options.max_tokens_per_step, "tokens=", tokens, " max=", options.max_tokens_per_step);
 }
 
 }  // namespace rubato::engine

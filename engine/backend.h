@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <span>
@@ -29,6 +30,8 @@ struct BackendOptions {
   std::int32_t max_rows = 0;             // largest number of rows in a step
   std::int32_t max_model_len = 0;
   std::int32_t threads = 1;
+  std::filesystem::path
+      cache_folder{};   // a writable folder for what set-up finds out about the device; empty: find it out each time
   bool poison = false;  // fill fresh and freed KV with NaN, so that a read of unwritten memory shows
 };
 
@@ -109,6 +112,12 @@ class Backend {
   /// Shown in status and metrics: `cpu avx512_bf16, 2 threads`.
   [[nodiscard]] virtual std::string description() const = 0;
 };
+
+/// InvalidArgument when an option is out of range or config's shapes contradict each other.
+[[nodiscard]] Result<void> check_backend_options(const ModelConfig& config, const BackendOptions& options);
+
+/// CHECKs that a step is one that every backend can run: rows, tokens, positions and blocks within what options and config allow.
+void check_step(const ModelConfig& config, const BackendOptions& options, std::span<const StepRow> rows);
 
 /// The KV pool's size in blocks for a byte budget; the one function that start-up, status and checks use.
 [[nodiscard]] std::int32_t kv_block_count(const ModelConfig& config, DataType dtype, std::int64_t kv_cache_bytes);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One step's ragged metadata as kernels see it: arrays in device memory at addresses that never change, so that one captured graph
-// serves every step of its token bucket. Filled by one copy per step (staging.h); nothing here depends on the batch.
+// One step's ragged metadata as kernels see it: arrays in device memory at addresses that never change, so that one captured
+// graph serves every step of its token bucket. Filled by one copy per step (staging.h); nothing here depends on the batch.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,8 @@ struct BatchCounts {
 };
 
 /// Pointers into device memory; passed to kernels by value. [n] gives capacities. Entries of padding tokens are always valid
-/// indices: token 0, position 0, the trash block's slot. Entries of padding rows and selections hold 0.
+/// indices: token 0, position 0, the trash block's slot. Padding rows have no tokens and no
+/// blocks; padding selections hold 0.
 struct Batch {
   const BatchCounts* counts = nullptr;
   const std::int32_t* token_ids = nullptr;     // [max_tokens]
@@ -27,8 +28,8 @@ struct Batch {
   const std::int32_t* selected = nullptr;      // [max_rows] ascending token indices
 };
 
-/// The paged cache of one layer: for each block, for each KV head, kv_block_tokens keys of head_size elements, then as many values.
-/// Element type: the backend's. Block block_count is the trash block.
+/// The paged cache of one layer: for each block, for each KV head, kv_block_tokens keys of head_size elements, then as many
+/// values. Element type: the backend's. Block block_count is the trash block.
 struct CacheShape {
   std::int32_t heads = 0;
   std::int32_t kv_heads = 0;

@@ -48,8 +48,8 @@ struct RopeInputs {
   const float* key_norm = nullptr;
   float epsilon = 0;
 };
-/// qkv: (tokens, q | k | v) F32. Normalises q and k per head where asked, rotates them (rotate-half) by positions, writes q to query
-/// (rounded to dtype) and k and v to slots of layer_cache.
+/// qkv: (tokens, q | k | v) F32. Normalises q and k per head where asked, rotates them (rotate-half) by positions, writes q to
+/// query (rounded to dtype) and k and v to slots of layer_cache.
 void rope_and_store(cudaStream_t stream, DataType dtype, const CacheShape& shape, const Accumulators& qkv, const RopeInputs& rope,
                     const Batch& batch, void* layer_cache, const Activations& query);
 
@@ -63,8 +63,8 @@ inline constexpr std::int32_t attention_split = 512;
 
 /// Scratch of attention, in device memory, sized at set-up for the largest step: the work list and the partial results of splits
 /// that run in parallel. Its bytes are bounded, whatever the positions: at most 32 MiB of partial results and 5 MiB to list them,
-/// beside 68 bytes for each tile of query rows (8 of heads / kv_heads rows per token and KV head, and one per sequence). Splits that
-/// find no room run one after another, with the same bits.
+/// beside 68 bytes for each tile of query rows (8 of heads / kv_heads rows per token and KV head, and one per sequence). Splits
+/// that find no room run one after another, with the same bits.
 struct AttentionScratchSize {
   std::int64_t bytes = 0;
 };
@@ -90,17 +90,17 @@ struct AttentionPlan {
 /// Builds the work list of this step from the batch (on the device); once per step, before the first attention().
 void plan_attention(cudaStream_t stream, const AttentionPlan& plan, const Batch& batch);
 
-/// Causal softmax attention from the cache alone, scaled by 1 / sqrt(head_size). query and out: dtype, (tokens, heads * head_size).
-/// out's padding rows are left as they are.
-void attention(cudaStream_t stream, const AttentionPlan& plan, const Batch& batch, const Activations& query, const void* layer_cache,
-               const Activations& out);
+/// Causal softmax attention from the cache alone, scaled by 1 / sqrt(head_size). query and out: dtype, (tokens, heads *
+/// head_size). out's padding rows are left as they are.
+void attention(cudaStream_t stream, const AttentionPlan& plan, const Batch& batch, const Activations& query,
+               const void* layer_cache, const Activations& out);
 
 // ---- kernels_linear.cu: y = x W^T + bias with one fixed order over the inputs, whatever the number of rows. The reference that
 // cuBLASLt candidates are NOT compared with (they have an order of their own), and what runs where none of them is accepted.
-/// x: (rows, inputs) of dtype; weights: (outputs, inputs) of dtype, row-major, rows 16-byte aligned when inputs is a multiple of 8;
-/// bias: (outputs) F32 or null. out: (rows, outputs), F32 when out_dtype is Float32, else dtype.
-void linear(cudaStream_t stream, DataType dtype, const void* weights, const float* bias, std::int32_t outputs, const Activations& x,
-            DataType out_dtype, const Rows<void*>& out);
+/// x: (rows, inputs) of dtype; weights: (outputs, inputs) of dtype, row-major, rows 16-byte aligned when inputs is a multiple of
+/// 8; bias: (outputs) F32 or null. out: (rows, outputs), F32 when out_dtype is Float32, else dtype.
+void linear(cudaStream_t stream, DataType dtype, const void* weights, const float* bias, std::int32_t outputs,
+            const Activations& x, DataType out_dtype, const Rows<void*>& out);
 /// Raises shared-memory limits where a kernel needs it; once per process and device.
 [[nodiscard]] Result<void> prepare_linear();
 

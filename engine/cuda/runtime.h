@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA runtime as owners: device, stream, event, memory and graph each end with their scope, and every failure is a Result that
-// names the call. Kernels are launched through launch() alone, which is plain C++.
+// The CUDA runtime as owners: device, stream, event, memory and graph each end with their scope, and every failure is a Result
+// that names the call. Kernels are launched through launch() alone, which is plain C++.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -67,7 +67,9 @@ class Event {
   }
   ~Event();
 
-  [[nodiscard]] Result<void> record(const Stream& stream) const { return check(cudaEventRecord(event_, stream.get()), "cudaEventRecord"); }
+  [[nodiscard]] Result<void> record(const Stream& stream) const {
+    return check(cudaEventRecord(event_, stream.get()), "cudaEventRecord");
+  }
   [[nodiscard]] Result<void> wait() const { return check(cudaEventSynchronize(event_), "cudaEventSynchronize"); }
   /// Work queued on stream from here on starts after what was recorded.
   [[nodiscard]] Result<void> hold(const Stream& stream) const {
@@ -84,7 +86,8 @@ class DeviceMemory {
  public:
   DeviceMemory() = default;
   [[nodiscard]] static Result<DeviceMemory> make(std::int64_t bytes);
-  DeviceMemory(DeviceMemory&& other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  DeviceMemory(DeviceMemory&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
   DeviceMemory& operator=(DeviceMemory&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
@@ -105,7 +108,8 @@ class PinnedMemory {
  public:
   PinnedMemory() = default;
   [[nodiscard]] static Result<PinnedMemory> make(std::int64_t bytes);
-  PinnedMemory(PinnedMemory&& other) noexcept : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  PinnedMemory(PinnedMemory&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
   PinnedMemory& operator=(PinnedMemory&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
@@ -139,7 +143,9 @@ class Graph {
   }
   ~Graph();
 
-  [[nodiscard]] Result<void> launch(const Stream& stream) const { return check(cudaGraphLaunch(exec_, stream.get()), "cudaGraphLaunch"); }
+  [[nodiscard]] Result<void> launch(const Stream& stream) const {
+    return check(cudaGraphLaunch(exec_, stream.get()), "cudaGraphLaunch");
+  }
 
  private:
   explicit Graph(cudaGraphExec_t exec) : exec_(exec) {}

@@ -11,57 +11,6 @@
 #include "manifests/settings.h"
 
 namespace rubato::engine {
-namespace {
-
-struct Range {
-  const char* name;
-  std::int64_t value;
-  std::int64_t max;
-};
-
-}  // namespace
-
-Result<void> check_backend_options(const ModelConfig& config, const BackendOptions& options) {
-  constexpr std::int64_t shape_max = 1 << 24;
-  const Range ranges[] = {
-      {"hidden_size", config.hidden_size, shape_max},
-      {"layers", config.layers, 4096},
-      {"heads", config.heads, 65536},
-      {"kv_heads", config.kv_heads, 65536},
-      {"head_size", config.head_size, 4096},
-      {"feed_forward", config.feed_forward, shape_max},
-      {"vocabulary", config.vocabulary, shape_max},
-      {"block_count", options.block_count, 1 << 30},
-      {"max_tokens_per_step", options.max_tokens_per_step, 1 << 19},
-      {"max_rows", options.max_rows, 1 << 16},
-      {"max_model_len", options.max_model_len, 1 << 22},
-      {"threads", options.threads, 1024},
-  };
-  for (const Range& range : ranges) {
-    if (range.value >= 1 && range.value <= range.max) continue;
-    return unexpected(ErrorCode::InvalidArgument, range.name,
-                      std::string("backend: ") + range.name + " " + std::to_string(range.value) + " is outside 1.." +
-                          std::to_string(range.max));
-  }
-  if (config.heads % config.kv_heads != 0) {
-    return unexpected(
-        ErrorCode::InvalidArgument, "heads",
-        "backend: heads " + std::to_string(config.heads) + " is not a multiple of kv_heads " + std::to_string(config.kv_heads));
-  }
-  if (config.head_size % 2 != 0) {
-    return unexpected(ErrorCode::InvalidArgument, "head_size",
-                      "backend: head_size " + std::to_string(config.head_size) + " is odd; rope needs pairs");
-  }
-  const std::int64_t qkv =
-      (static_cast<std::int64_t>(config.heads) + 2 * static_cast<std::int64_t>(config.kv_heads)) * config.head_size;
-  if (qkv > shape_max) {
-    return unexpected(
-        ErrorCode::InvalidArgument, "heads",
-        "backend: (heads + 2 kv_heads) * head_size is " + std::to_string(qkv) + ", more than " + std::to_string(shape_max));
-  }
-  return {};
-}
-
 Result<std::unique_ptr<Backend>> HostBackend::make(const ModelConfig& config, WeightSource& weights,
                                                    const BackendOptions& options, std::unique_ptr<HostOps> ops,
                                                    std::string description) {
@@ -112,30 +61,13 @@ void HostBackend::released(std::span<const BlockId> blocks) {
   if (options_.poison) ops_->poison(blocks);
 }
 
-void HostBackend::check_row(const StepRow& row) const {
-  const std::int64_t end = static_cast<std::int64_t>(row.position) + static_cast<std::int64_t>(row.tokens.size());
-  CHECK(!row.tokens.empty());
-  CHECK(row.position >= 0 && end <= options_.max_model_len, "position=", row.position, " end=", end,
-        " max=", options_.max_model_len);
-  const std::int64_t needed = (end + kv_block_tokens - 1) / kv_block_tokens;
-  CHECK(static_cast<std::int64_t>(row.blocks.size()) >= needed, "blocks=", row.blocks.size(), " needed=", needed);
-  for (std::int64_t i = 0; i < needed; ++i) {
-    const std::int32_t block = row.blocks[static_cast<std::size_t>(i)].value;
-    CHECK(block >= 0 && block < options_.block_count, "block=", block, " count=", options_.block_count);
-  }
-  for (const TokenId token : row.tokens) CHECK(token >= 0 && token < config_.vocabulary, "token=", token);
-}
-
 void HostBackend::flatten(std::span<const StepRow> rows) {
-  CHECK(static_cast<std::int64_t>(rows.size()) <= options_.max_rows, "rows=", rows.size(), " max=", options_.max_rows);
+  check_step(config_, options_, rows);
   tokens_.clear();
   sequences_.clear();
   selected_.clear();
   sampling_rows_.clear();
   for (const StepRow& row : rows) {
-    check_row(row);
-    CHECK(tokens_.size() + row.tokens.size() <= static_cast<std::size_t>(options_.max_tokens_per_step), "tokens=", tokens_.size(),
-          "+", row.tokens.size());
     sequences_.push_back({.first = static_cast<std::int32_t>(tokens_.size()),
                           .count = static_cast<std::int32_t>(row.tokens.size()),
                           .position = row.position,

@@ -40,9 +40,6 @@ class HostOps : public Ops {
   virtual std::optional<std::int32_t> begin_step(std::int32_t /*tokens*/, std::int32_t /*selected*/) { return std::nullopt; }
 };
 
-/// InvalidArgument when an option is out of range or config's shapes contradict each other.
-[[nodiscard]] Result<void> check_backend_options(const ModelConfig& config, const BackendOptions& options);
-
 class HostBackend final : public Backend {
  public:
   /// options have been checked. May throw std::bad_alloc: the callers are the edge.
@@ -64,7 +61,6 @@ class HostBackend final : public Backend {
   HostBackend(const ModelConfig& config, const BackendOptions& options, std::unique_ptr<HostOps> ops, LlamaModel model,
               std::string description);
   void flatten(std::span<const StepRow> rows);
-  void check_row(const StepRow& row) const;
   void sample_row(std::int32_t index);
 
   ModelConfig config_;

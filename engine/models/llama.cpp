@@ -195,7 +195,7 @@ Matrix LlamaModel::forward(std::span<const TokenId> tokens, std::span<const Sequ
     const bool last = index + 1 == config_.layers;
     if (last && selected.empty()) return logits_.top(0);
     ops_->attention(query_.top(count), index, sequences, attended);
-    if (last && static_cast<std::int32_t>(selected.size()) < count) {
+    if (last && (static_cast<std::int32_t>(selected.size()) < count || selected.back() != count - 1)) {
       count = static_cast<std::int32_t>(selected.size());
       ops_->gather_rows(residual, selected, selected_residual_.top(count));
       ops_->gather_rows(attended, selected, selected_attended_.top(count));

@@ -21,9 +21,17 @@ class LlamaModel {
   [[nodiscard]] static Result<LlamaModel> make(const ModelConfig& config, WeightSource& weights, const BackendOptions& options,
                                                Ops& ops);
 
+  /// The same weights, cache and scratch through another Ops that shares them (a device's second queue).
+  [[nodiscard]] LlamaModel through(Ops& ops) const {
+    LlamaModel model = *this;
+    model.ops_ = &ops;
+    return model;
+  }
+
   /// One forward pass. tokens: all rows of the step one after another; sequences covers them in order; selected: ascending
   /// indices of the tokens whose logits are wanted. Returns (selected, vocabulary) logits, valid until the next pass; with
-  /// nothing selected, no rows.
+  /// nothing selected, no rows. A device that reads tokens and indices from its own memory gives zeros of the right counts: all
+  /// rows are taken for selected as they stand only where the last index says so.
   Matrix forward(std::span<const TokenId> tokens, std::span<const SequenceSpan> sequences,
                  std::span<const std::int32_t> selected);
 

@@ -114,7 +114,7 @@ TEST(OpenAiApi, text_that_cannot_fit_is_refused_before_it_is_tokenised) {
 TEST(OpenAiApi, chat_is_refused_where_the_template_is_of_an_unknown_form) {
   openai::ModelInfo model = test::byte_model();
   model.chat_form.reset();
-  Api api(FakeServing::spelling("hello"), {}, {}, model);
+  RunningApi api(FakeServing::spelling("hello"), openai::ApiOptions{}, http::ServerOptions{}, model);
   const auto chat = api.post("/v1/chat/completions", {{"messages", {{{"role", "user"}, {"content", "hi"}}}}});
   EXPECT_EQ(chat.status, 400);
   EXPECT_EQ(error_of(chat)["param"], "messages");

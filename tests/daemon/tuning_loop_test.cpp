@@ -119,7 +119,7 @@ TEST_F(TuningLoopTest, a_change_of_targets_restarts_settling_and_drops_the_windo
 TEST_F(TuningLoopTest, settings_that_change_under_an_open_window_drop_it) {
   TuningLoop loop(notebook, windows, nullptr, "test", at(0s));
   run(loop, 0s, 10s, 10, Verdict::Good);
-  windows.on_settings(Settings{.number = 7}, at(10s));
+  windows.on_settings(Settings{.number = 7, .knobs = {}}, at(10s));
   run(loop, 10s, 21900ms, 10, Verdict::Good);
   EXPECT_EQ(notebook.windows(), 0U);
   run(loop, 21900ms, 22500ms, 10, Verdict::Good);

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CUDA Ops: what a decoder's layers queue on a stream. Row counts come from the arguments, everything ragged from the batch
+// in device memory, so that a queued pass may be captured once and replayed for every step of its bucket: the spans of tokens,
+// sequences and rows that the operations are given count here, their contents do not.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "engine/cuda/batch.h"
+#include "engine/cuda/matmul.h"
+#include "engine/cuda/runtime.h"
+#include "engine/ops.h"
+
+namespace rubato::engine::cuda {
+
+struct OpsLimits {
+  DataType dtype = DataType::BFloat16;
+  std::int32_t max_tokens = 0;
+  std::int32_t max_rows = 0;
+  std::filesystem::path cache_folder{};  // of what probing chose; empty: nothing is remembered
+};
+
+/// Thread: one at a time for each CudaOps; two that share memory may queue at once. An operation that cannot be queued is kept as
+/// failure().
+class CudaOps final : public Ops {
+ public:
+  /// stream must outlive it. batch: the addresses that every pass reads.
+  [[nodiscard]] static Result<std::unique_ptr<CudaOps>> make(const DeviceFacts& device, const OpsLimits& limits,
+                                                             const Batch& batch, const Stream& stream);
+  ~CudaOps() override;
+
+  /// After the last load: waits for uploads and chooses the algorithm of each product. Errors of set-up calls without a result
+  /// show here.
+  [[nodiscard]] Result<void> finish_loading();
+  [[nodiscard]] const std::vector<MatmulReport>& matmul_reports() const;
+  /// Another Ops over the same weights, cache and matrices that queues on its own stream. After finish_loading().
+  [[nodiscard]] Result<std::unique_ptr<CudaOps>> on(const Stream& stream) const;
+
+  /// First of a pass: builds the step's attention work list.
+  void begin_pass();
+  /// The first failure since the last call; also what the runtime kept of launches.
+  [[nodiscard]] Result<void> take_failure();
+
+  Result<Matrix> allocate(std::int32_t rows, std::int32_t columns, Format format) override;
+  Result<LinearId> make_linear(const LinearShape& shape) override;
+  void load_rows(LinearId id, std::int32_t first_output, const TensorView& rows) override;
+  void load_bias(LinearId id, std::int32_t first_output, const TensorView& bias) override;
+  Result<NormId> make_norm(const TensorView& weight) override;
+  Result<void> make_cache(const AttentionShape& shape, std::span<const float> cosines, std::span<const float> sines) override;
+  void embed(LinearId table, std::span<const TokenId> tokens, const Matrix& out) override;
+  void rms_norm(const Matrix& x, NormId weight, float epsilon, const Matrix& out) override;
+  void add_rms_norm(const Matrix& x, const Matrix& delta, NormId weight, float epsilon, const Matrix& out) override;
+  void linear(LinearId id, const Matrix& x, const Matrix& out) override;
+  void rope_and_store(const Matrix& qkv, std::int32_t layer, std::span<const SequenceSpan> sequences,
+                      const std::optional<QueryKeyNorm>& norm, const Matrix& out) override;
+  void attention(const Matrix& query, std::int32_t layer, std::span<const SequenceSpan> sequences, const Matrix& out) override;
+  void gather_rows(const Matrix& x, std::span<const std::int32_t> rows, const Matrix& out) override;
+  void read(const Matrix& x, std::span<float> out) const override;
+  void poison(std::span<const BlockId> blocks) override;
+
+ private:
+  struct Memory;  // everything on the device, shared by all Ops over it
+  CudaOps(std::shared_ptr<Memory> memory, const Stream& stream);
+  [[nodiscard]] Result<void> make_calls();
+  [[nodiscard]] void* layer_cache(std::int32_t layer) const;
+  [[nodiscard]] const float* norm_weight(NormId id) const;
+  void keep(Result<void> result);
+
+  std::shared_ptr<Memory> memory_;
+  const Stream* stream_;
+  std::vector<MatmulCall> calls_;  // by LinearId; after finish_loading()
+  std::optional<Error> failure_;
+};
+
+}  // namespace rubato::engine::cuda

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the CUDA engine reaches on this GPU next to two ceilings measured in the same run: device memory bandwidth and BF16 matrix
+// products. Decode by batch and prefill by chunk, graph against eager, the price of a set of graphs, and what probing the matrix
+// library found. An 8B-shaped synthetic model unless told otherwise.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/cuda/backend.h"
+#include "engine/cuda/matmul.h"
+#include "engine/cuda/runtime.h"
+#include "engine/model/weights.h"
+#include "manifests/settings.h"
+
+namespace {
+
+using namespace rubato;
+using namespace rubato::engine;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::int32_t context = 512;  // tokens that each decoding sequence has behind it
+constexpr int repeats = 20;
+
+template <class Value>
+Value must(Result<Value> result) {
+  if (result) return std::move(result).value();
+  std::fprintf(stderr, "cuda_bench: %s\n", result.error().message.c_str());
+  std::exit(1);
+}
+void must(const Result<void>& result) {
+  if (result) return;
+  std::fprintf(stderr, "cuda_bench: %s\n", result.error().message.c_str());
+  std::exit(1);
+}
+
+template <class Body>
+double median_seconds(int count, Body&& body) {
+  body();  // warm
+  std::vector<double> times;
+  for (int i = 0; i < count; ++i) {
+    const auto begin = Clock::now();
+    body();
+    times.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+  }
+  std::nth_element(times.begin(), times.begin() + count / 2, times.end());
+  return times[static_cast<std::size_t>(count / 2)];
+}
+
+/// Bytes per second of a large copy within the device, read and write counted.
+double bandwidth(const cuda::Stream& stream) {
+  const std::int64_t bytes = std::int64_t{4} << 30;
+  const cuda::DeviceMemory from = must(cuda::DeviceMemory::make(bytes));
+  const cuda::DeviceMemory to = must(cuda::DeviceMemory::make(bytes));
+  const double seconds = median_seconds(10, [&] {
+    must(cuda::check(
+        cudaMemcpyAsync(to.data(), from.data(), static_cast<std::size_t>(bytes), cudaMemcpyDeviceToDevice, stream.get()),
+        "cudaMemcpyAsync"));
+    must(stream.wait());
+  });
+  return 2.0 * static_cast<double>(bytes) / seconds;
+}
+
+/// Floating-point operations per second of a large BF16 product.
+double product_peak(const cuda::DeviceFacts& device, const cuda::Stream& stream) {
+  constexpr std::int32_t size = 8192;
+  const auto library = must(cuda::MatmulLibrary::make(device, DataType::BFloat16));
+  const std::int64_t bytes = std::int64_t{size} * size * 2;
+  const cuda::DeviceMemory weights = must(cuda::DeviceMemory::make(bytes));
+  const cuda::DeviceMemory x = must(cuda::DeviceMemory::make(bytes));
+  const cuda::DeviceMemory out = must(cuda::DeviceMemory::make(bytes));
+  must(cuda::check(cudaMemset(weights.data(), 0, static_cast<std::size_t>(bytes)), "cudaMemset"));
+  must(cuda::check(cudaMemset(x.data(), 0, static_cast<std::size_t>(bytes)), "cudaMemset"));
+  cuda::MatmulPlan plan{.shape = {.outputs = size, .inputs = size, .out_dtype = DataType::BFloat16}, .weights = weights.data()};
+  cuda::MatmulCall call = must(cuda::MatmulCall::make(*library, plan));
+  const std::vector<cublasLtMatmulAlgo_t> candidates = call.candidates(size);
+  if (candidates.empty()) return 0;
+  const double seconds = median_seconds(10, [&] {
+    static_cast<void>(call.queue_with(stream.get(), candidates.front(),
+                                      {.data = x.data(), .count = size, .columns = size, .stride = size},
+                                      {.data = out.data(), .count = size, .columns = size, .stride = size}));
+    must(stream.wait());
+  });
+  return 2.0 * size * size * size / seconds;
+}
+
+SyntheticModel model_named(const std::string& name) {
+  if (name == "tiny")
+    return {.hidden_size = 256, .layers = 4, .heads = 4, .kv_heads = 2, .feed_forward = 512, .vocabulary = 1024};
+  if (name == "1b")
+    return {.hidden_size = 2048,
+            .layers = 16,
+            .heads = 32,
+            .kv_heads = 8,
+            .feed_forward = 8192,
+            .vocabulary = 128256,
+            .tied_embeddings = true};
+  return {.hidden_size = 4096, .layers = 32, .heads = 32, .kv_heads = 8, .feed_forward = 14336, .vocabulary = 128256};
+}
+
+class Bench {
+ public:
+  Bench(const std::string& model, double bandwidth_peak, double flops_peak)
+      : config_(must(synthetic_model_config(model_named(model)))), bandwidth_peak_(bandwidth_peak), flops_peak_(flops_peak) {
+    const auto begin = Clock::now();
+    const auto weights = make_synthetic_weights(config_, 1, DataType::BFloat16);
+    backend_ = must(make_cuda_backend(config_, *weights,
+                                      {.dtype = DataType::BFloat16,
+                                       .block_count = blocks_per_sequence * rows_max,
+                                       .max_tokens_per_step = 4096,
+                                       .max_rows = rows_max,
+                                       .max_model_len = 8192},
+                                      0));
+    std::printf("%s: %s; loaded in %.1f s\n", model.c_str(), backend_->description().c_str(),
+                std::chrono::duration<double>(Clock::now() - begin).count());
+    sampling_.emplace(SamplingParameters{.temperature = 0}, std::span<const TokenId>{}, config_.vocabulary);
+  }
+
+  void shapes() {
+    const policies::StepBuckets buckets{.tokens = {1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048}, .decode_max = 64};
+    std::unique_ptr<StepShapes> built;
+    // Beside running steps, as it is in service.
+    std::vector<double> steps;
+    std::jthread builder([&] { built = must(backend_->build_shapes(buckets, {})); });
+    const auto begin = Clock::now();
+    for (int i = 0; i < 50; ++i) steps.push_back(step_seconds(decode_rows(8), 1));
+    builder.join();
+    const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    const double alone = step_seconds(decode_rows(8), repeats);
+    std::printf(
+        "graphs: %zu buckets, at most %.2f s beside running steps, %.1f MiB; slowest step meanwhile %.2f ms, alone %.2f ms\n",
+        buckets.tokens.size(), seconds, static_cast<double>(built->bytes()) / (1 << 20),
+        1e3 * *std::max_element(steps.begin(), steps.end()), 1e3 * alone);
+    shapes_ = std::move(built);
+  }
+
+  void decode() {
+    std::printf("%-22s %12s %12s %14s %12s\n", "decode, context 512", "eager ms", "graph ms", "tokens/s", "of bandwidth");
+    for (const std::int32_t rows : {1, 8, 16, 32, 64, 128, 256}) {
+      const std::vector<Rows> batch = decode_rows(rows);
+      const double eager = step_seconds(batch, repeats);
+      swap();
+      const double graph = step_seconds(batch, repeats);
+      swap();
+      const double bytes =
+          static_cast<double>(weight_bytes(config_, DataType::BFloat16)) +
+          static_cast<double>(rows) * context * static_cast<double>(config_.kv_bytes_per_token(DataType::BFloat16));
+      // The copy counts reads and writes; decoding only reads.
+      std::printf("batch %-16d %12.2f %12.2f %14.0f %11.0f%%\n", rows, 1e3 * eager, 1e3 * graph, rows / graph,
+                  100 * bytes / graph / bandwidth_peak_);
+    }
+  }
+
+  void prefill() {
+    std::printf("%-22s %12s %12s %14s %12s\n", "prefill", "eager ms", "graph ms", "tokens/s", "of products");
+    for (const std::int32_t chunk : {64, 128, 256, 512, 1024, 2048}) {
+      const std::vector<Rows> batch{{0, 0, chunk}};
+      const double eager = step_seconds(batch, repeats);
+      swap();
+      const double graph = step_seconds(batch, repeats);
+      swap();
+      const double dense =
+          2.0 * static_cast<double>(config_.parameter_count() -
+                                    std::int64_t{config_.vocabulary} * config_.hidden_size * (config_.tied_embeddings ? 1 : 2));
+      std::printf("chunk %-16d %12.2f %12.2f %14.0f %11.0f%%\n", chunk, 1e3 * eager, 1e3 * graph, chunk / std::min(eager, graph),
+                  100 * dense * chunk / std::min(eager, graph) / flops_peak_);
+    }
+  }
+
+ private:
+  struct Rows {
+    std::int32_t sequence;
+    std::int32_t position;
+    std::int32_t count;
+  };
+  static constexpr std::int32_t rows_max = 256;
+  static constexpr std::int32_t blocks_per_sequence = 4096 / kv_block_tokens;
+
+  static std::vector<Rows> decode_rows(std::int32_t rows) {
+    std::vector<Rows> batch;
+    for (std::int32_t i = 0; i < rows; ++i) batch.push_back({i, context, 1});
+    return batch;
+  }
+
+  void swap() { shapes_ = backend_->use_shapes(std::move(shapes_)); }
+
+  double step_seconds(const std::vector<Rows>& batch, int count) {
+    std::vector<BlockId> blocks;
+    for (std::int32_t i = 0; i < blocks_per_sequence * rows_max; ++i) blocks.push_back({i});
+    const std::vector<TokenId> tokens(4096, 7);
+    std::vector<StepRow> rows;
+    for (const Rows& row : batch) {
+      rows.push_back(
+          {.position = row.position,
+           .tokens = std::span(tokens).first(static_cast<std::size_t>(row.count)),
+           .blocks = std::span(blocks).subspan(static_cast<std::size_t>(row.sequence) * blocks_per_sequence, blocks_per_sequence),
+           .sampling = &*sampling_});
+    }
+    return median_seconds(count, [&] { must(backend_->run(rows, result_)); });
+  }
+
+  ModelConfig config_;
+  double bandwidth_peak_;
+  double flops_peak_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<StepShapes> shapes_;  // those that are not in use; after backend_, so that they end first
+  std::optional<SamplingState> sampling_;
+  StepResult result_;
+};
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const std::string model = count > 1 ? arguments[1] : "8b";
+  const Result<cuda::DeviceFacts> device = cuda::open_device(0);
+  if (!device) {
+    std::fprintf(stderr, "cuda_bench: %s\n", device.error().message.c_str());
+    return 1;
+  }
+  double bandwidth_peak = 0;
+  double flops_peak = 0;
+  {
+    const cuda::Stream stream = must(cuda::Stream::make());
+    bandwidth_peak = bandwidth(stream);
+    flops_peak = product_peak(*device, stream);
+  }
+  std::printf("%s, compute capability %d.%d, %d multiprocessors, driver %d\n", device->name.c_str(), device->major, device->minor,
+              device->multiprocessors, device->driver_version);
+  std::printf("ceilings: %.0f GB/s copied within the device, %.0f TFLOP/s BF16\n", bandwidth_peak / 1e9, flops_peak / 1e12);
+  Bench bench(model, bandwidth_peak, flops_peak);
+  bench.shapes();
+  bench.decode();
+  bench.prefill();
+  return 0;
+}
