@@ -110,7 +110,7 @@ void CpuOps::load_row(const Linear& linear, std::int32_t output, const TensorVie
       to[static_cast<std::int64_t>(i) * kernels_.panel_columns] = std::bit_cast<std::uint32_t>(widen_element(rows, from + i));
     return;
   }
-  const std::byte* bytes = rows.bytes.data() + from * element_bytes(rows.dtype);
+  const std::byte* bytes = rows.bytes.data() + from * element_size(rows.dtype);
   for (std::int32_t cell = 0; cell < linear.cells; ++cell) {
     std::uint32_t pair = 0;
     if (rows.dtype == DataType::BFloat16) {

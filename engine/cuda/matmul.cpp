@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "engine/model/tensors.h"
 #include "manifests/check.h"
 
 namespace rubato::engine::cuda {
@@ -20,10 +21,6 @@ constexpr int candidates_max = 8;
 Result<void> check_library(cublasStatus_t status, const char* call) {
   if (status == CUBLAS_STATUS_SUCCESS) return {};
   return unexpected(ErrorCode::DeviceLost, std::string(call) + ": status " + std::to_string(static_cast<int>(status)));
-}
-
-std::int64_t element_bytes_of(DataType dtype) {
-  return dtype == DataType::Float32 ? 4 : 2;
 }
 
 cudaDataType_t data_type(DataType dtype) {
@@ -158,8 +155,8 @@ Result<void> MatmulCall::queue(cudaStream_t stream, const Activations& x, const 
     return {};
   }
   // More rows than were probed run in pieces: rows do not depend on each other.
-  const std::int64_t in_bytes = element_bytes_of(library_->dtype());
-  const std::int64_t out_bytes = element_bytes_of(plan_->shape.out_dtype);
+  const std::int64_t in_bytes = element_size(library_->dtype());
+  const std::int64_t out_bytes = element_size(plan_->shape.out_dtype);
   bool queued = true;
   for (std::int32_t first = 0; first < x.count && queued; first += plan_->ranges.back()) {
     const std::int32_t count = std::min(plan_->ranges.back(), x.count - first);

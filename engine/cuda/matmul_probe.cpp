@@ -4,11 +4,10 @@
 // with terms that cancel, so that another order of the sum shows.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <random>
 
 #include "engine/cuda/matmul.h"
-#include "engine/model/number_formats.h"
+#include "engine/models/tensor_elements.h"
 #include "manifests/check.h"
 
 namespace rubato::engine::cuda {
@@ -20,19 +19,6 @@ constexpr std::int32_t references_max = 4;         // candidates tried as the re
 constexpr std::int64_t pool_elements = 1 << 20;    // distinct probe values; repeated over the rows at changing offsets
 constexpr std::int64_t pool_step = 524287;         // prime, so that rows repeat late
 
-std::int64_t element_bytes_of(DataType dtype) {
-  return dtype == DataType::Float32 ? 4 : 2;
-}
-
-void write_element(DataType dtype, std::byte* out, float value) {
-  if (dtype == DataType::Float32) {
-    std::memcpy(out, &value, sizeof value);
-    return;
-  }
-  const std::uint16_t bits = dtype == DataType::BFloat16 ? float_to_bfloat16(value) : float_to_float16(value);
-  std::memcpy(out, &bits, sizeof bits);
-}
-
 /// x on the device, and results on both sides.
 class Probe {
  public:
@@ -43,7 +29,7 @@ class Probe {
     Result<DeviceMemory> out = DeviceMemory::make(probe.rows_ * probe.out_row_bytes());
     if (!out) return Unexpected(std::move(out).error());
     Result<PinnedMemory> host =
-        PinnedMemory::make(std::max((pool_elements + pool_step) * element_bytes_of(dtype), edge_rows * probe.out_row_bytes()));
+        PinnedMemory::make(std::max((pool_elements + pool_step) * element_size(dtype), edge_rows * probe.out_row_bytes()));
     if (!host) return Unexpected(std::move(host).error());
     probe.x_ = std::move(*x);
     probe.out_ = std::move(*out);
@@ -96,19 +82,19 @@ class Probe {
     if (copied != cudaSuccess || !stream_->wait()) return std::nullopt;
     return std::vector<std::byte>(host_.data(), host_.data() + bytes);
   }
-  [[nodiscard]] std::int64_t x_row_bytes() const { return shape_.inputs * element_bytes_of(dtype_); }
-  [[nodiscard]] std::int64_t out_row_bytes() const { return shape_.outputs * element_bytes_of(shape_.out_dtype); }
+  [[nodiscard]] std::int64_t x_row_bytes() const { return shape_.inputs * element_size(dtype_); }
+  [[nodiscard]] std::int64_t out_row_bytes() const { return shape_.outputs * element_size(shape_.out_dtype); }
 
   Result<void> fill() {
     std::mt19937_64 generator(1);
     std::normal_distribution<float> normal;
     std::uniform_int_distribution<int> exponent(-6, 6);
-    const std::int64_t size = element_bytes_of(dtype_);
+    const std::int64_t size = element_size(dtype_);
     float last = 0;
     for (std::int64_t i = 0; i < pool_elements; ++i) {
       // Every other pair nearly cancels at one scale: what is left depends on when the two meet in the sum.
       last = i % 4 == 1 ? -last : std::ldexp(normal(generator), exponent(generator));
-      write_element(dtype_, host_.data() + i * size, last);
+      narrow_element(dtype_, last, host_.data() + i * size);
     }
     std::memcpy(host_.data() + pool_elements * size, host_.data(), static_cast<std::size_t>(pool_step * size));
     const std::int64_t total = std::int64_t{rows_} * shape_.inputs;

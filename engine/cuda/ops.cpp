@@ -9,6 +9,7 @@
 #include "engine/cuda/kernels.h"
 #include "engine/cuda/matmul_cache.h"
 #include "engine/cuda/uploader.h"
+#include "engine/model/tensors.h"
 #include "manifests/check.h"
 #include "manifests/settings.h"
 
@@ -17,10 +18,6 @@ namespace {
 
 // Results of a probed product take at most this much memory; taller batches run in pieces of as many rows, with the same bits.
 constexpr std::int64_t probe_bytes_max = std::int64_t{1} << 30;
-
-std::int64_t bytes_of(DataType dtype) {
-  return dtype == DataType::Float32 ? 4 : 2;
-}
 
 Accumulators accumulators(const Matrix& matrix) {
   CHECK(matrix.format == Format::Accumulator);
@@ -112,7 +109,7 @@ const std::vector<MatmulReport>& CudaOps::matmul_reports() const {
 
 Result<Matrix> CudaOps::allocate(std::int32_t rows, std::int32_t columns, Format format) {
   const DataType dtype = format == Format::Accumulator ? DataType::Float32 : memory_->limits.dtype;
-  const std::int64_t bytes = std::int64_t{rows} * columns * bytes_of(dtype);
+  const std::int64_t bytes = std::int64_t{rows} * columns * element_size(dtype);
   Result<DeviceMemory> memory = DeviceMemory::make(bytes);
   if (!memory) return Unexpected(std::move(memory).error());
   keep(check(cudaMemsetAsync(memory->data(), 0, static_cast<std::size_t>(bytes), stream_->get()), "cudaMemsetAsync"));
@@ -121,7 +118,7 @@ Result<Matrix> CudaOps::allocate(std::int32_t rows, std::int32_t columns, Format
 }
 
 Result<LinearId> CudaOps::make_linear(const LinearShape& shape) {
-  const std::int64_t bytes = std::int64_t{shape.outputs} * shape.inputs * bytes_of(memory_->limits.dtype);
+  const std::int64_t bytes = std::int64_t{shape.outputs} * shape.inputs * element_size(memory_->limits.dtype);
   Result<DeviceMemory> weights = DeviceMemory::make(bytes);
   if (!weights) return Unexpected(std::move(weights).error());
   keep(check(cudaMemsetAsync(weights->data(), 0, static_cast<std::size_t>(bytes), stream_->get()), "cudaMemsetAsync"));
@@ -132,7 +129,7 @@ Result<LinearId> CudaOps::make_linear(const LinearShape& shape) {
 void CudaOps::load_rows(LinearId id, std::int32_t first_output, const TensorView& rows) {
   Memory::Linear& linear = memory_->linears.at(static_cast<std::size_t>(id.value));
   CHECK(rows.shape.size() == 2 && rows.shape[1] == linear.shape.inputs && first_output + rows.shape[0] <= linear.shape.outputs);
-  const std::int64_t at = std::int64_t{first_output} * linear.shape.inputs * bytes_of(memory_->limits.dtype);
+  const std::int64_t at = std::int64_t{first_output} * linear.shape.inputs * element_size(memory_->limits.dtype);
   keep(memory_->uploader->upload(rows, 0, rows.shape[0] * rows.shape[1], memory_->limits.dtype, linear.weights.data() + at));
 }
 
@@ -163,7 +160,7 @@ Result<void> CudaOps::make_cache(const AttentionShape& shape, std::span<const fl
   memory.cache_shape = {
       .heads = shape.heads, .kv_heads = shape.kv_heads, .head_size = shape.head_size, .block_count = shape.block_count};
   memory.layer_bytes = (std::int64_t{shape.block_count} + 1) * shape.kv_heads * 2 * kv_block_tokens * shape.head_size *
-                       bytes_of(memory.limits.dtype);
+                       element_size(memory.limits.dtype);
   const AttentionScratchSize scratch =
       attention_scratch_size(memory.cache_shape, memory.limits.max_tokens, memory.limits.max_rows, shape.max_position);
   struct Part {
@@ -210,7 +207,7 @@ Result<void> CudaOps::finish_loading() {
     if (linear.shape.kind == LinearKind::Swiglu) swiglu_outputs = std::max(swiglu_outputs, linear.shape.outputs);
   }
   Result<DeviceMemory> gate_up =
-      DeviceMemory::make(std::int64_t{memory.limits.max_tokens} * swiglu_outputs * bytes_of(memory.limits.dtype));
+      DeviceMemory::make(std::int64_t{memory.limits.max_tokens} * swiglu_outputs * element_size(memory.limits.dtype));
   if (!gate_up) return Unexpected(std::move(gate_up).error());
   memory.gate_up = std::move(*gate_up);
 
@@ -230,7 +227,7 @@ Result<void> CudaOps::finish_loading() {
       linear.plan.algorithms = same->plan.algorithms;
       continue;
     }
-    const std::int64_t row_bytes = std::int64_t{linear.shape.outputs} * bytes_of(linear.plan.shape.out_dtype);
+    const std::int64_t row_bytes = std::int64_t{linear.shape.outputs} * element_size(linear.plan.shape.out_dtype);
     const auto rows =
         static_cast<std::int32_t>(std::clamp<std::int64_t>(probe_bytes_max / row_bytes, 1, memory.limits.max_tokens));
     if (cache.find(rows, linear.plan)) {
@@ -313,7 +310,7 @@ void CudaOps::attention(const Matrix& query, std::int32_t layer, std::span<const
 }
 
 void CudaOps::gather_rows(const Matrix& x, std::span<const std::int32_t> /*rows: the batch's*/, const Matrix& out) {
-  const auto size = static_cast<std::int32_t>(x.format == Format::Accumulator ? 4 : bytes_of(memory_->limits.dtype));
+  const auto size = static_cast<std::int32_t>(x.format == Format::Accumulator ? 4 : element_size(memory_->limits.dtype));
   cuda::gather_rows(stream_->get(), size, any_rows(x), memory_->batch, any_rows(out));
 }
 

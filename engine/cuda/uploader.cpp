@@ -13,19 +13,11 @@ constexpr std::int64_t buffer_bytes = std::int64_t{16} << 20;  // large enough t
 
 void convert(const TensorView& view, std::int64_t first, std::int64_t count, DataType dtype, std::byte* out) {
   if (view.dtype == dtype) {
-    const std::int64_t size = element_bytes(dtype);
+    const std::int64_t size = element_size(dtype);
     std::memcpy(out, view.bytes.data() + first * size, static_cast<std::size_t>(count * size));
     return;
   }
-  for (std::int64_t i = 0; i < count; ++i) {
-    const float value = widen_element(view, first + i);
-    if (dtype == DataType::Float32) {
-      std::memcpy(out + 4 * i, &value, sizeof value);
-    } else {
-      const std::uint16_t bits = dtype == DataType::BFloat16 ? float_to_bfloat16(value) : float_to_float16(value);
-      std::memcpy(out + 2 * i, &bits, sizeof bits);
-    }
-  }
+  for (std::int64_t i = 0; i < count; ++i) narrow_element(dtype, widen_element(view, first + i), out + i * element_size(dtype));
 }
 
 }  // namespace
@@ -46,7 +38,7 @@ Result<Uploader> Uploader::make(const Stream& stream) {
 }
 
 Result<void> Uploader::upload(const TensorView& view, std::int64_t first, std::int64_t count, DataType dtype, std::byte* to) {
-  const std::int64_t size = element_bytes(dtype);
+  const std::int64_t size = element_size(dtype);
   const std::int64_t piece_max = buffer_bytes / size;
   for (std::int64_t done = 0; done < count;) {
     const std::int64_t piece = std::min(piece_max, count - done);

@@ -2,8 +2,6 @@
 // Names and shapes of a Llama-family model's tensors, and the sizes that follow from them.
 #include "engine/model/tensors.h"
 
-#include "manifests/check.h"
-
 namespace rubato::engine {
 namespace {
 
@@ -47,18 +45,6 @@ std::vector<TensorSpec> model_tensors(const ModelConfig& config) {
   tensors.push_back({"model.norm.weight", {config.hidden_size}});
   if (!config.tied_embeddings) tensors.push_back({"lm_head.weight", {config.vocabulary, config.hidden_size}});
   return tensors;
-}
-
-std::int64_t element_size(DataType dtype) {
-  switch (dtype) {
-    case DataType::Float32:
-      return 4;
-    case DataType::BFloat16:
-    case DataType::Float16:
-      return 2;
-  }
-  CHECK(false, "dtype=", static_cast<int>(dtype));
-  return 0;
 }
 
 std::int64_t ModelConfig::kv_bytes_per_token(DataType kv_dtype) const {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/model/config.h"
+#include "manifests/check.h"
 
 namespace rubato::engine {
 
@@ -20,6 +21,16 @@ struct TensorSpec {
 [[nodiscard]] std::vector<TensorSpec> model_tensors(const ModelConfig& config);
 
 /// Bytes of one element in memory.
-[[nodiscard]] std::int64_t element_size(DataType dtype);
+[[nodiscard]] inline std::int64_t element_size(DataType dtype) {
+  switch (dtype) {
+    case DataType::Float32:
+      return 4;
+    case DataType::BFloat16:
+    case DataType::Float16:
+      return 2;
+  }
+  CHECK(false, "dtype=", static_cast<int>(dtype));
+  return 0;
+}
 
 }  // namespace rubato::engine

@@ -21,6 +21,7 @@
 #include "engine/cuda/kernels.h"
 #include "engine/cuda/runtime.h"
 #include "engine/model/number_formats.h"
+#include "engine/model/tensors.h"
 #include "manifests/check.h"
 #include "manifests/settings.h"
 
@@ -99,10 +100,6 @@ inline std::string element_name(DataType dtype) {
 /// Relative rounding error of one element.
 inline float element_epsilon(DataType dtype) {
   return dtype == DataType::Float32 ? 0x1p-24F : dtype == DataType::BFloat16 ? 0x1p-8F : 0x1p-11F;
-}
-
-inline std::int64_t element_size(DataType dtype) {
-  return dtype == DataType::Float32 ? 4 : 2;
 }
 
 inline std::vector<std::byte> encode(DataType dtype, std::span<const float> values) {
