@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -73,7 +74,21 @@ class StepShapes {
   [[nodiscard]] virtual std::int64_t bytes() const = 0;
 };
 
-/// Thread: the lane's, but for build_shapes(). run() allocates nothing after the first full-sized step.
+/// A block whose contents are wanted in another pool, or in another place of the same.
+struct BlockCopy {
+  BlockId from;
+  BlockId to;
+};
+
+/// How much of a device two backends on it get. Percent, because that is what a manifest speaks of; a device that can only be
+/// split in steps takes the nearest.
+struct DeviceShare {
+  std::int32_t asked_percent = 100;
+  std::int32_t given_percent = 100;
+};
+
+/// Thread: the lane's, but for build_shapes(), copy_blocks() and use_share(). run() allocates nothing after the first full-sized
+/// step.
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -100,6 +115,32 @@ class Backend {
   [[nodiscard]] virtual std::unique_ptr<StepShapes> use_shapes(std::unique_ptr<StepShapes> shapes) {
     CHECK(shapes == nullptr, "this backend prepares no shapes");
     return nullptr;
+  }
+
+  /// A second backend on the same device: the same weights and KV blocks, with a queue, scratch and shapes of its own, so that
+  /// two lanes can be in a step at once. At any time a block is written by one of them at most, and not read by the other
+  /// meanwhile; what one wrote is seen by the other once run() has returned. Which of them runs a row never changes a bit. They
+  /// may be destroyed in any order. Called at most once, before the first step. InvalidArgument by default: one lane only;
+  /// ResourceExhausted.
+  [[nodiscard]] virtual Result<std::unique_ptr<Backend>> make_sibling() {
+    return unexpected(ErrorCode::InvalidArgument, "this backend runs one lane on a device");
+  }
+
+  /// How much of the device steps of this backend get while the sibling is in a step too, 1..99 percent; the sibling gets the
+  /// rest. A step that runs while the sibling has none gets the whole device. Any thread; waits for nothing; what has been
+  /// queued keeps its share. Equal shares until the first call. Never changes a bit. The default does nothing.
+  virtual void use_share(std::int32_t /*percent*/) {}
+  /// Of this backend, as set last. 100 percent of both without a sibling.
+  [[nodiscard]] virtual DeviceShare share() const { return {}; }
+
+  /// Copies blocks of another backend's pool into this one's: same model and dtype, on this device or another one of the same
+  /// kind. Called by one thread at a time, none of the lanes', while steps of both go on; no step touches the blocks meanwhile,
+  /// but steps may read those copied from. Returns when every copy can be read by the next run(). allowed is asked before each
+  /// block: once it says no, nothing more is written and the answer is Cancelled. Other errors: DeviceLost; by default
+  /// InvalidArgument, this backend takes in none.
+  [[nodiscard]] virtual Result<void> copy_blocks(const Backend& /*source*/, std::span<const BlockCopy> /*copies*/,
+                                                 const std::function<bool()>& /*allowed*/) {
+    return unexpected(ErrorCode::InvalidArgument, "this backend takes no blocks from another");
   }
 
   /// Tests and the exactness checker compare bits of logits; off by default.
