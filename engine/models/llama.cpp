@@ -50,21 +50,34 @@ Result<LinearId> load_linear(WeightSource& weights, const std::string& name, con
 Result<LlamaModel> LlamaModel::make(const ModelConfig& config, WeightSource& weights, const BackendOptions& options, Ops& ops) {
   LlamaModel model(config, ops);
   // The cache and scratch first: memory that is missing is known before a long load.
+  if (Result<void> cache = model.make_cache(options); !cache) return Unexpected(std::move(cache).error());
   if (Result<void> taken = model.take_scratch(options); !taken) return Unexpected(std::move(taken).error());
   if (Result<void> loaded = model.load(weights); !loaded) return Unexpected(std::move(loaded).error());
   return model;
 }
 
-Result<void> LlamaModel::take_scratch(const BackendOptions& options) {
-  const AttentionShape attention{.layers = config_.layers,
-                                 .heads = config_.heads,
-                                 .kv_heads = config_.kv_heads,
-                                 .head_size = config_.head_size,
-                                 .block_count = options.block_count,
-                                 .max_position = options.max_model_len};
-  const RopeTable rope = make_rope_table(config_.rope, config_.head_size, options.max_model_len);
-  if (Result<void> cache = ops_->make_cache(attention, rope.cosines, rope.sines); !cache) return cache;
+Result<LlamaModel> LlamaModel::beside(const BackendOptions& options, Ops& ops) const {
+  LlamaModel model = through(ops);
+  if (Result<void> taken = model.take_scratch(options); !taken) return Unexpected(std::move(taken).error());
+  return model;
+}
 
+AttentionShape LlamaModel::attention_shape(const BackendOptions& options) const {
+  return {.layers = config_.layers,
+          .heads = config_.heads,
+          .kv_heads = config_.kv_heads,
+          .head_size = config_.head_size,
+          .block_count = options.block_count,
+          .max_position = options.max_model_len};
+}
+
+Result<void> LlamaModel::make_cache(const BackendOptions& options) {
+  const RopeTable rope = make_rope_table(config_.rope, config_.head_size, options.max_model_len);
+  return ops_->make_cache(attention_shape(options), rope.cosines, rope.sines);
+}
+
+Result<void> LlamaModel::take_scratch(const BackendOptions& options) {
+  const AttentionShape attention = attention_shape(options);
   struct Buffer {
     Matrix* matrix;
     std::int32_t rows;

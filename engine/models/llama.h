@@ -28,6 +28,10 @@ class LlamaModel {
     return model;
   }
 
+  /// The same weights and cache through another Ops over them, with scratch of that Ops' own: both models may be in a pass at
+  /// once. options as in make().
+  [[nodiscard]] Result<LlamaModel> beside(const BackendOptions& options, Ops& ops) const;
+
   /// One forward pass. tokens: all rows of the step one after another; sequences covers them in order; selected: ascending
   /// indices of the tokens whose logits are wanted. Returns (selected, vocabulary) logits, valid until the next pass; with
   /// nothing selected, no rows. A device that reads tokens and indices from its own memory gives zeros of the right counts: all
@@ -50,6 +54,8 @@ class LlamaModel {
   [[nodiscard]] Result<void> load(WeightSource& weights);
   [[nodiscard]] Result<Layer> load_layer(WeightSource& weights, std::int32_t index);
   [[nodiscard]] Result<void> load_attention(WeightSource& weights, std::int32_t index, Layer& layer);
+  [[nodiscard]] AttentionShape attention_shape(const BackendOptions& options) const;
+  [[nodiscard]] Result<void> make_cache(const BackendOptions& options);
   [[nodiscard]] Result<void> take_scratch(const BackendOptions& options);
 
   ModelConfig config_;
