@@ -21,6 +21,7 @@
 #include "manifests/result.h"
 #include "policies/ids.h"
 #include "policies/step_shapes.h"
+#include "policies/time.h"
 
 namespace rubato::engine {
 
@@ -34,6 +35,8 @@ struct BackendOptions {
   std::filesystem::path
       cache_folder{};   // a writable folder for what set-up finds out about the device; empty: find it out each time
   bool poison = false;  // fill fresh and freed KV with NaN, so that a read of unwritten memory shows
+  std::function<TimePoint()>
+      now{};  // steady, cheap, any thread: by it two lanes take turns on a device. Empty: they count tasks instead
 };
 
 /// One sequence's share of a step.

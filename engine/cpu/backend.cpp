@@ -28,7 +28,7 @@ Result<std::unique_ptr<Backend>> make_backend(const ModelConfig& config, WeightS
                       "cpu backend: dtype Float16 is not computed in; use Float32 (exact for Float16 checkpoints) or BFloat16");
   }
   try {
-    auto ops = std::make_unique<CpuOps>(options.dtype, path, options.threads);
+    auto ops = std::make_unique<CpuOps>(options.dtype, path, options.threads, options.now);
     std::string description = "cpu " + ops->description();
     return HostBackend::make(config, weights, options, std::move(ops), std::move(description));
   } catch (const std::bad_alloc&) {

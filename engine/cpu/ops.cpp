@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "engine/models/tensor_elements.h"
 #include "manifests/check.h"
@@ -29,17 +30,22 @@ std::int64_t elements_of(const Matrix& matrix) {
 }  // namespace
 
 template <class Body>
-void CpuOps::share(std::int64_t work, std::int32_t count, Body&& body) {
-  if (work >= shared_work_min) return workers_.run(count, body);
+void CpuOps::spread(std::int64_t work, std::int32_t count, Body&& body) {
+  if (work >= shared_work_min) return workers_->run(count, body);
+  workers_->pass();
   for (std::int32_t task = 0; task < count; ++task) body(task, 0);
 }
 
-CpuOps::CpuOps(DataType dtype, KernelPath path, std::int32_t threads) : kernels_(kernels_of(path, dtype)), workers_(threads) {
+CpuOps::CpuOps(DataType dtype, KernelPath path, std::int32_t threads, CoreGate::Clock clock)
+    : kernels_(kernels_of(path, dtype)),
+      clock_(std::move(clock)),
+      memory_(std::make_shared<Memory>()),
+      workers_(std::make_unique<Workers>(threads)) {
   CHECK(dtype != DataType::Float16);
 }
 
 std::string CpuOps::description() const {
-  const std::int32_t threads = workers_.thread_count();
+  const std::int32_t threads = workers_->thread_count();
   return std::string(kernels_.name) + ", " + std::to_string(threads) + (threads == 1 ? " thread" : " threads");
 }
 
@@ -68,7 +74,7 @@ Result<Matrix> CpuOps::allocate(std::int32_t rows, std::int32_t columns, Format 
 }
 
 CpuOps::Linear& CpuOps::linear_at(LinearId id) {
-  return linears_.at(static_cast<std::size_t>(id.value));
+  return memory_->linears.at(static_cast<std::size_t>(id.value));
 }
 
 Result<LinearId> CpuOps::make_linear(const LinearShape& shape) {
@@ -87,8 +93,8 @@ Result<LinearId> CpuOps::make_linear(const LinearShape& shape) {
   Result<HostMemory> bias = HostMemory::take(gated ? 0 : columns * 4, "biases");
   if (!bias) return Unexpected(std::move(bias).error());
   linear.bias = std::move(*bias);
-  linears_.push_back(std::move(linear));
-  return LinearId{static_cast<std::int32_t>(linears_.size()) - 1};
+  memory_->linears.push_back(std::move(linear));
+  return LinearId{static_cast<std::int32_t>(memory_->linears.size()) - 1};
 }
 
 CpuOps::Place CpuOps::place_of(const Linear& linear, std::int32_t output) const {
@@ -129,7 +135,7 @@ void CpuOps::load_rows(LinearId id, std::int32_t first_output, const TensorView&
   CHECK(rows.shape.at(1) == linear.shape.inputs && first_output + rows.shape.at(0) <= linear.shape.outputs);
   const auto count = static_cast<std::int32_t>(rows.shape[0]);
   constexpr std::int32_t per_task = 64;  // rows of one panel: their cells share cache lines
-  workers_.run(tasks_for(count, per_task), [&](std::int32_t task, std::int32_t) {
+  workers_->run(tasks_for(count, per_task), [&](std::int32_t task, std::int32_t) {
     const std::int32_t end = std::min(count, (task + 1) * per_task);
     for (std::int32_t row = task * per_task; row < end; ++row) load_row(linear, first_output + row, rows, row);
   });
@@ -148,36 +154,36 @@ Result<NormId> CpuOps::make_norm(const TensorView& weight) {
   Norm norm;
   norm.weights.resize((columns + 15) / 16 * 16);
   for (std::size_t i = 0; i < columns; ++i) norm.weights[i] = widen_element(weight, static_cast<std::int64_t>(i));
-  norms_.push_back(std::move(norm));
-  return NormId{static_cast<std::int32_t>(norms_.size()) - 1};
+  memory_->norms.push_back(std::move(norm));
+  return NormId{static_cast<std::int32_t>(memory_->norms.size()) - 1};
 }
 
 Result<void> CpuOps::make_cache(const AttentionShape& shape, std::span<const float> cosines, std::span<const float> sines) {
-  shape_ = shape;
-  cosines_.assign(cosines.begin(), cosines.end());
-  sines_.assign(sines.begin(), sines.end());
+  memory_->shape = shape;
+  memory_->cosines.assign(cosines.begin(), cosines.end());
+  memory_->sines.assign(sines.begin(), sines.end());
   const std::int64_t head_cells = static_cast<std::int64_t>(kv_block_tokens) * shape.head_size / kernels_.elements_per_cell;
-  layout_ = {.heads = shape.heads,
-             .kv_heads = shape.kv_heads,
-             .head_size = shape.head_size,
-             .value_offset = head_cells,
-             .head_stride = 2 * head_cells,
-             .block_stride = 2 * head_cells * shape.kv_heads};
+  memory_->layout = {.heads = shape.heads,
+                     .kv_heads = shape.kv_heads,
+                     .head_size = shape.head_size,
+                     .value_offset = head_cells,
+                     .head_stride = 2 * head_cells,
+                     .block_stride = 2 * head_cells * shape.kv_heads};
   const std::int64_t layer_blocks = static_cast<std::int64_t>(shape.block_count) * shape.layers;
-  if (layer_blocks > std::numeric_limits<std::int64_t>::max() / 8 / layout_.block_stride) {
+  if (layer_blocks > std::numeric_limits<std::int64_t>::max() / 8 / memory_->layout.block_stride) {
     return unexpected(ErrorCode::ResourceExhausted, "cpu backend: no memory for the KV cache: 2^60 bytes or more");
   }
-  Result<HostMemory> cache = HostMemory::take(layer_blocks * layout_.block_stride * 4, "the KV cache");
+  Result<HostMemory> cache = HostMemory::take(layer_blocks * memory_->layout.block_stride * 4, "the KV cache");
   if (!cache) return Unexpected(std::move(cache).error());
-  cache_ = std::move(*cache);
+  memory_->cache = std::move(*cache);
   return make_scratch();
 }
 
 Result<void> CpuOps::make_scratch() {
   const std::int64_t partial = static_cast<std::int64_t>(linear_rows_max) * kernels_.panel_columns;
   const std::int64_t scores = static_cast<std::int64_t>(attention_rows_max) * attention_tile;
-  const std::int64_t sums = static_cast<std::int64_t>(attention_rows_max) * ((shape_.head_size + 15) / 16 * 16);
-  for (std::int32_t worker = 0; worker < workers_.thread_count(); ++worker) {
+  const std::int64_t sums = static_cast<std::int64_t>(attention_rows_max) * ((memory_->shape.head_size + 15) / 16 * 16);
+  for (std::int32_t worker = 0; worker < workers_->thread_count(); ++worker) {
     Result<HostMemory> memory = HostMemory::take((partial + 2 * scores + sums) * 4, "scratch");
     if (!memory) return Unexpected(std::move(memory).error());
     Scratch scratch;
@@ -212,7 +218,7 @@ void CpuOps::embed(LinearId table, std::span<const TokenId> tokens, const Matrix
   const Linear& linear = linear_at(table);
   const auto count = static_cast<std::int32_t>(tokens.size());
   const std::int32_t per_task = elementwise_rows(count);
-  share(elements_of(out) * elementwise_work, tasks_for(count, per_task), [&](std::int32_t task, std::int32_t) {
+  spread(elements_of(out) * elementwise_work, tasks_for(count, per_task), [&](std::int32_t task, std::int32_t) {
     const std::int32_t end = std::min(count, (task + 1) * per_task);
     for (std::int32_t i = task * per_task; i < end; ++i) {
       embed_token(linear, tokens[static_cast<std::size_t>(i)], reinterpret_cast<float*>(row_of(out, i)));
@@ -221,9 +227,9 @@ void CpuOps::embed(LinearId table, std::span<const TokenId> tokens, const Matrix
 }
 
 void CpuOps::norm_rows(const Matrix& x, const Matrix* delta, NormId weight, float epsilon, const Matrix& out) {
-  const Norm& norm = norms_.at(static_cast<std::size_t>(weight.value));
+  const Norm& norm = memory_->norms.at(static_cast<std::size_t>(weight.value));
   const std::int32_t per_task = elementwise_rows(x.rows);
-  share(elements_of(x) * elementwise_work, tasks_for(x.rows, per_task), [&](std::int32_t task, std::int32_t) {
+  spread(elements_of(x) * elementwise_work, tasks_for(x.rows, per_task), [&](std::int32_t task, std::int32_t) {
     const std::int32_t end = std::min(x.rows, (task + 1) * per_task);
     for (std::int32_t row = task * per_task; row < end; ++row) {
       kernels_.norm({.x = reinterpret_cast<float*>(row_of(x, row)),
@@ -252,7 +258,7 @@ void CpuOps::linear(LinearId id, const Matrix& x, const Matrix& out) {
   const std::int64_t panel_cells = static_cast<std::int64_t>(linear.cells) * kernels_.panel_columns;
   const TilePlan* plan = plan_of(x.rows);
   const LinearCut cut = plan != nullptr ? plan->linears[static_cast<std::size_t>(id.value)]
-                                        : eager_cut({.panels = linear.panels, .cells = linear.cells}, workers_.thread_count());
+                                        : eager_cut({.panels = linear.panels, .cells = linear.cells}, workers_->thread_count());
   const auto one_panel = [&](std::int32_t first, std::int32_t panel, std::int32_t worker) {
     LinearTask part{.panel = static_cast<const std::uint32_t*>(linear.weights.data()) + panel * panel_cells,
                     .bias = nullptr,
@@ -268,17 +274,17 @@ void CpuOps::linear(LinearId id, const Matrix& x, const Matrix& out) {
     (gated ? kernels_.linear_swiglu : kernels_.linear)(part);
   };
   const std::int32_t runs = tasks_for(linear.panels, cut.panels);
-  share(static_cast<std::int64_t>(x.rows) * linear.panels * panel_cells, tasks_for(x.rows, cut.rows) * runs,
-        [&](std::int32_t task, std::int32_t worker) {
-          const std::int32_t begin = task % runs * cut.panels;
-          const std::int32_t end = std::min(linear.panels, begin + cut.panels);
-          for (std::int32_t panel = begin; panel < end; ++panel) one_panel(task / runs * cut.rows, panel, worker);
-        });
+  spread(static_cast<std::int64_t>(x.rows) * linear.panels * panel_cells, tasks_for(x.rows, cut.rows) * runs,
+         [&](std::int32_t task, std::int32_t worker) {
+           const std::int32_t begin = task % runs * cut.panels;
+           const std::int32_t end = std::min(linear.panels, begin + cut.panels);
+           for (std::int32_t panel = begin; panel < end; ++panel) one_panel(task / runs * cut.rows, panel, worker);
+         });
 }
 
 std::uint32_t* CpuOps::layer_cache(std::int32_t layer) const {
-  return static_cast<std::uint32_t*>(cache_.data()) +
-         static_cast<std::int64_t>(layer) * shape_.block_count * layout_.block_stride;
+  return static_cast<std::uint32_t*>(memory_->cache.data()) +
+         static_cast<std::int64_t>(layer) * memory_->shape.block_count * memory_->layout.block_stride;
 }
 
 void CpuOps::rope_and_store(const Matrix& qkv, std::int32_t layer, std::span<const SequenceSpan> sequences,
@@ -287,26 +293,27 @@ void CpuOps::rope_and_store(const Matrix& qkv, std::int32_t layer, std::span<con
   for (std::size_t i = 0; i < sequences.size(); ++i) {
     token_sequence_.insert(token_sequence_.end(), static_cast<std::size_t>(sequences[i].count), static_cast<std::int32_t>(i));
   }
-  const std::int32_t half = shape_.head_size / 2;
-  RopeTask common{.layout = layout_};
+  const std::int32_t half = memory_->shape.head_size / 2;
+  RopeTask common{.layout = memory_->layout};
   if (norm) {
-    common.query_norm = norms_.at(static_cast<std::size_t>(norm->query.value)).weights.data();
-    common.key_norm = norms_.at(static_cast<std::size_t>(norm->key.value)).weights.data();
+    common.query_norm = memory_->norms.at(static_cast<std::size_t>(norm->query.value)).weights.data();
+    common.key_norm = memory_->norms.at(static_cast<std::size_t>(norm->key.value)).weights.data();
     common.epsilon = norm->epsilon;
   }
   std::uint32_t* cache = layer_cache(layer);
   const std::int32_t per_task = elementwise_rows(qkv.rows);
-  share(elements_of(qkv) * elementwise_work, tasks_for(qkv.rows, per_task), [&](std::int32_t task, std::int32_t) {
+  spread(elements_of(qkv) * elementwise_work, tasks_for(qkv.rows, per_task), [&](std::int32_t task, std::int32_t) {
     const std::int32_t end = std::min(qkv.rows, (task + 1) * per_task);
     for (std::int32_t row = task * per_task; row < end; ++row) {
       const SequenceSpan& sequence = sequences[static_cast<std::size_t>(token_sequence_[static_cast<std::size_t>(row)])];
       const std::int32_t position = sequence.position + row - sequence.first;
       RopeTask token = common;
       token.qkv = reinterpret_cast<float*>(row_of(qkv, row));
-      token.cosines = cosines_.data() + static_cast<std::int64_t>(position) * half;
-      token.sines = sines_.data() + static_cast<std::int64_t>(position) * half;
+      token.cosines = memory_->cosines.data() + static_cast<std::int64_t>(position) * half;
+      token.sines = memory_->sines.data() + static_cast<std::int64_t>(position) * half;
       token.query = row_of(out, row);
-      token.block = cache + sequence.blocks[static_cast<std::size_t>(position / kv_block_tokens)].value * layout_.block_stride;
+      token.block =
+          cache + sequence.blocks[static_cast<std::size_t>(position / kv_block_tokens)].value * memory_->layout.block_stride;
       token.slot = position % kv_block_tokens;
       kernels_.rope(token);
     }
@@ -314,7 +321,7 @@ void CpuOps::rope_and_store(const Matrix& qkv, std::int32_t layer, std::span<con
 }
 
 void CpuOps::attention(const Matrix& query, std::int32_t layer, std::span<const SequenceSpan> sequences, const Matrix& out) {
-  const std::int32_t group = shape_.heads / shape_.kv_heads;
+  const std::int32_t group = memory_->shape.heads / memory_->shape.kv_heads;
   const std::int32_t head_count = std::min(group, attention_rows_max);
   const std::int32_t head_parts = tasks_for(group, head_count);
   const TilePlan* plan = plan_of(query.rows);
@@ -328,17 +335,17 @@ void CpuOps::attention(const Matrix& query, std::int32_t layer, std::span<const 
           {.sequence = static_cast<std::int32_t>(i), .token = token, .count = std::min(tokens, sequences[i].count - token)});
     }
   }
-  const std::int32_t per_piece = shape_.kv_heads * head_parts;
+  const std::int32_t per_piece = memory_->shape.kv_heads * head_parts;
   const std::int32_t count = static_cast<std::int32_t>(pieces_.size()) * per_piece;
   const std::uint32_t* cache = layer_cache(layer);
-  share(2 * positions * shape_.query_columns(), count, [&](std::int32_t task, std::int32_t worker) {
+  spread(2 * positions * memory_->shape.query_columns(), count, [&](std::int32_t task, std::int32_t worker) {
     // Last first: a chunk's last tokens see the most and would keep one thread busy while the others wait.
     const std::int32_t index = count - 1 - task;
     const AttentionPiece& piece = pieces_[static_cast<std::size_t>(index / per_piece)];
     const SequenceSpan& sequence = sequences[static_cast<std::size_t>(piece.sequence)];
     const std::int32_t kv_head = index % per_piece / head_parts;
     const std::int32_t first = index % head_parts * head_count;
-    kernels_.attention({.layout = layout_,
+    kernels_.attention({.layout = memory_->layout,
                         .cache = cache,
                         .blocks = sequence.blocks.data(),
                         .kv_head = kv_head,
@@ -367,11 +374,11 @@ void CpuOps::read(const Matrix& x, std::span<float> out) const {
 }
 
 void CpuOps::poison(std::span<const BlockId> blocks) {
-  for (std::int32_t layer = 0; layer < shape_.layers; ++layer) {
+  for (std::int32_t layer = 0; layer < memory_->shape.layers; ++layer) {
     for (const BlockId block : blocks) {
       // All ones is NaN in F32 and in both halves of a BF16 pair.
-      std::memset(layer_cache(layer) + block.value * layout_.block_stride, 0xFF,
-                  static_cast<std::size_t>(layout_.block_stride) * 4);
+      std::memset(layer_cache(layer) + block.value * memory_->layout.block_stride, 0xFF,
+                  static_cast<std::size_t>(memory_->layout.block_stride) * 4);
     }
   }
 }
@@ -385,13 +392,13 @@ ShapeLimits CpuOps::shape_limits() const {
 
 Result<std::unique_ptr<StepShapes>> CpuOps::build_shapes(const policies::StepBuckets& buckets,
                                                          const std::stop_token& stop) const {
-  const std::int32_t group = shape_.heads / shape_.kv_heads;
+  const std::int32_t group = memory_->shape.heads / memory_->shape.kv_heads;
   const std::int32_t head_count = std::min(group, attention_rows_max);
-  TilePlans::Sizes sizes{
-      .linears = {},
-      .attention = {.tokens_max = attention_rows_max / head_count, .per_piece = shape_.kv_heads * tasks_for(group, head_count)},
-      .threads = workers_.thread_count()};
-  for (const Linear& linear : linears_) sizes.linears.push_back({.panels = linear.panels, .cells = linear.cells});
+  TilePlans::Sizes sizes{.linears = {},
+                         .attention = {.tokens_max = attention_rows_max / head_count,
+                                       .per_piece = memory_->shape.kv_heads * tasks_for(group, head_count)},
+                         .threads = workers_->thread_count()};
+  for (const Linear& linear : memory_->linears) sizes.linears.push_back({.panels = linear.panels, .cells = linear.cells});
   return TilePlans::build(buckets, sizes, stop);
 }
 
@@ -404,6 +411,7 @@ std::unique_ptr<StepShapes> CpuOps::use_shapes(std::unique_ptr<StepShapes> shape
 }
 
 std::optional<std::int32_t> CpuOps::begin_step(std::int32_t tokens, std::int32_t selected) {
+  if (memory_->gate) memory_->gate->begin(side_);
   tokens_ = {.rows = tokens, .plan = plans_ ? plans_->find(tokens) : nullptr};
   selected_ = {.rows = selected, .plan = plans_ ? plans_->find(selected) : nullptr};
   if (tokens_.plan == nullptr) return std::nullopt;
@@ -421,7 +429,7 @@ std::int32_t CpuOps::elementwise_rows(std::int32_t rows) const {
 }
 
 void CpuOps::for_each(std::int32_t count, const std::function<void(std::int32_t)>& body) {
-  workers_.run(count, [&](std::int32_t task, std::int32_t) { body(task); });
+  workers_->run(count, [&](std::int32_t task, std::int32_t) { body(task); });
 }
 
 }  // namespace rubato::engine::cpu

@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "engine/cpu/core_gate.h"
 #include "engine/cpu/kernels.h"
 #include "engine/cpu/memory.h"
 #include "engine/cpu/tile_plans.h"
@@ -18,10 +19,12 @@
 
 namespace rubato::engine::cpu {
 
-/// Element type, kernels and threads are fixed when it is made.
+/// Element type, kernels and threads are fixed when it is made. Weights and cache are shared with its sibling; threads, matrices,
+/// scratch and plans are its own.
 class CpuOps final : public HostOps {
  public:
-  CpuOps(DataType dtype, KernelPath path, std::int32_t threads);
+  /// clock: steady time, asked between tasks while a sibling is in a step too; none: every task is taken to last equally long.
+  CpuOps(DataType dtype, KernelPath path, std::int32_t threads, CoreGate::Clock clock = {});
 
   Result<Matrix> allocate(std::int32_t rows, std::int32_t columns, Format format) override;
   Result<LinearId> make_linear(const LinearShape& shape) override;
@@ -46,6 +49,13 @@ class CpuOps final : public HostOps {
                                                    const std::stop_token& stop) const override;
   std::unique_ptr<StepShapes> use_shapes(std::unique_ptr<StepShapes> shapes) override;
   std::optional<std::int32_t> begin_step(std::int32_t tokens, std::int32_t selected) override;
+  void end_step() override;
+  /// May throw what starting threads throws; then nothing has changed.
+  Result<std::unique_ptr<HostOps>> make_sibling() override;
+  void use_share(std::int32_t percent) override;
+  [[nodiscard]] DeviceShare share() const override;
+  Result<void> check_source(const HostOps& source) const override;
+  void copy_block(const HostOps& source, const BlockCopy& copy) override;
 
   /// `avx512_bf16, 2 threads`
   [[nodiscard]] std::string description() const;
@@ -67,12 +77,25 @@ class CpuOps final : public HostOps {
     std::vector<float> weights;  // zero past columns, whole groups
   };
 
+  /// What siblings share. Fixed after set-up, but for the cache's contents.
+  struct Memory {
+    std::vector<Linear> linears;
+    std::vector<Norm> norms;
+    AttentionShape shape;
+    HeadLayout layout;
+    std::vector<float> cosines;
+    std::vector<float> sines;
+    HostMemory cache;                // [layer][block][kv head][keys | values]
+    std::unique_ptr<CoreGate> gate;  // null: one lane alone
+  };
+
+  CpuOps(const CpuOps& first, std::unique_ptr<Workers> workers);
   /// Scratch of each worker.
   [[nodiscard]] Result<void> make_scratch();
   /// Runs tasks on the workers, or right here when work (in multiply-adds, roughly) is less than handing it over costs. On a busy
   /// machine a worker may hold its task for a time slice, so small operations must not depend on one.
   template <class Body>
-  void share(std::int64_t work, std::int32_t count, Body&& body);
+  void spread(std::int64_t work, std::int32_t count, Body&& body);
   [[nodiscard]] Linear& linear_at(LinearId id);
   /// Of the step's bucket for matrices of its tokens or of its selected tokens; null: eager.
   [[nodiscard]] const TilePlan* plan_of(std::int32_t rows) const;
@@ -85,17 +108,12 @@ class CpuOps final : public HostOps {
   [[nodiscard]] std::byte* row_of(const Matrix& matrix, std::int64_t row) const;
   [[nodiscard]] std::int64_t bytes_of(Format format) const;
 
-  Kernels kernels_;
-  Workers workers_;
+  const Kernels kernels_;
+  const CoreGate::Clock clock_;
+  const std::shared_ptr<Memory> memory_;  // outlives the workers
+  Side side_ = Side::First;
+  std::unique_ptr<Workers> workers_;
   std::vector<HostMemory> matrices_;
-  std::vector<Linear> linears_;
-  std::vector<Norm> norms_;
-
-  AttentionShape shape_;
-  HeadLayout layout_;
-  std::vector<float> cosines_;
-  std::vector<float> sines_;
-  HostMemory cache_;  // [layer][block][kv head][keys | values]
 
   struct Scratch {
     HostMemory memory;

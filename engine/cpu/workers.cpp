@@ -34,7 +34,7 @@ void pause() {
 
 }  // namespace
 
-Workers::Workers(std::int32_t threads) {
+Workers::Workers(std::int32_t threads, cpu::GateSide gate) : gate_(gate) {
   CHECK(threads >= 1, "threads=", threads);
   threads_.reserve(static_cast<std::size_t>(threads - 1));
   for (std::int32_t worker = 1; worker < threads; ++worker) threads_.emplace_back([this, worker] { work(worker); });
@@ -44,13 +44,17 @@ Workers::~Workers() {
   stop_.store(true);
   epoch_.fetch_add(1);
   epoch_.notify_all();
+  if (gate_.gate != nullptr) gate_.gate->wake(gate_.side);
   for (std::thread& thread : threads_) thread.join();
 }
 
 void Workers::run_tasks(std::int32_t count, Call call, void* context) {
   CHECK(count >= 0 && static_cast<std::uint64_t>(count) < field_mask, "count=", count);
   if (count <= 1 || threads_.empty()) {
-    for (std::int32_t task = 0; task < count; ++task) call(context, task, 0);
+    for (std::int32_t task = 0; task < count; ++task) {
+      pass();
+      call(context, task, 0);
+    }
     return;
   }
   // All tasks of the last operation are done, so no claim can succeed until the new ticket stands.
@@ -71,9 +75,17 @@ void Workers::run_tasks(std::int32_t count, Call call, void* context) {
   }
 }
 
+bool Workers::admitted(std::int32_t worker) {
+  if (gate_.gate == nullptr) return true;
+  if (worker > 0) return gate_.gate->admits(gate_.side, worker);
+  gate_.gate->pass(gate_.side);
+  return true;
+}
+
 void Workers::drain(std::uint64_t ticket, std::int32_t worker) {
   const std::uint64_t operation = ticket >> (2 * field_bits);
   while (ticket_next(ticket) < ticket_count(ticket) && ticket >> (2 * field_bits) == operation) {
+    if (!admitted(worker)) return;
     const Call call = call_.load(std::memory_order_relaxed);
     void* const context = context_.load(std::memory_order_relaxed);
     if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
@@ -83,14 +95,27 @@ void Workers::drain(std::uint64_t ticket, std::int32_t worker) {
   }
 }
 
-std::uint64_t Workers::await() {
-  while (!stop_.load(std::memory_order_relaxed)) {
-    const std::uint32_t epoch = epoch_.load();
-    for (std::int32_t spins = 0; spins < spin_limit; ++spins) {
-      const std::uint64_t ticket = ticket_.load(std::memory_order_acquire);
-      if (ticket_next(ticket) < ticket_count(ticket)) return ticket;
-      pause();
+std::uint64_t Workers::look_for_tasks() const {
+  for (std::int32_t spins = 0; spins < spin_limit; ++spins) {
+    const std::uint64_t ticket = ticket_.load(std::memory_order_acquire);
+    if (ticket_next(ticket) < ticket_count(ticket)) return ticket;
+    pause();
+  }
+  return 0;
+}
+
+std::uint64_t Workers::await(std::int32_t worker) {
+  while (!stop_.load()) {
+    if (gate_.gate != nullptr) {
+      const std::uint32_t changes = gate_.gate->changes(gate_.side);
+      if (!gate_.gate->admits(gate_.side, worker)) {
+        // Whoever stops the workers changes the gate after stop_ is set.
+        if (!stop_.load()) gate_.gate->wait_for_change(gate_.side, changes);
+        continue;
+      }
     }
+    const std::uint32_t epoch = epoch_.load();
+    if (const std::uint64_t ticket = look_for_tasks()) return ticket;
     // Either an operation has moved the epoch since it was read, or the one that moves it next sees this sleeper and wakes it.
     sleepers_.fetch_add(1);
     if (!stop_.load()) epoch_.wait(epoch);
@@ -100,7 +125,7 @@ std::uint64_t Workers::await() {
 }
 
 void Workers::work(std::int32_t worker) {
-  while (const std::uint64_t ticket = await()) drain(ticket, worker);
+  while (const std::uint64_t ticket = await(worker)) drain(ticket, worker);
 }
 
 }  // namespace rubato::engine

@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <new>
+#include <stdexcept>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "manifests/check.h"
+#include "manifests/names.h"
 #include "manifests/settings.h"
 
 namespace rubato::engine {
@@ -16,8 +19,14 @@ Result<std::unique_ptr<Backend>> HostBackend::make(const ModelConfig& config, We
                                                    std::string description) {
   Result<LlamaModel> model = LlamaModel::make(config, weights, options, *ops);
   if (!model) return Unexpected(std::move(model).error());
-  auto* backend = new HostBackend(config, options, std::move(ops), std::move(model).value(), std::move(description));
-  return std::unique_ptr<Backend>(backend);
+  std::unique_ptr<HostBackend> backend(
+      new HostBackend(config, options, std::move(ops), std::move(model).value(), std::move(description)));
+  if (options.poison) {
+    std::vector<BlockId> all(static_cast<std::size_t>(options.block_count));
+    for (std::int32_t block = 0; block < options.block_count; ++block) all[static_cast<std::size_t>(block)] = BlockId{block};
+    backend->ops_->poison(all);
+  }
+  return std::unique_ptr<Backend>(std::move(backend));
 }
 
 HostBackend::HostBackend(const ModelConfig& config, const BackendOptions& options, std::unique_ptr<HostOps> ops, LlamaModel model,
@@ -30,10 +39,6 @@ HostBackend::HostBackend(const ModelConfig& config, const BackendOptions& option
   sampling_rows_.reserve(rows);
   valid_.resize(rows);
   sample_row_ = [this](std::int32_t index) { sample_row(index); };
-  if (!options.poison) return;
-  std::vector<BlockId> all(static_cast<std::size_t>(options.block_count));
-  for (std::int32_t block = 0; block < options.block_count; ++block) all[static_cast<std::size_t>(block)] = BlockId{block};
-  ops_->poison(all);
 }
 
 ShapeLimits HostBackend::shape_limits() const {
@@ -59,6 +64,67 @@ std::unique_ptr<StepShapes> HostBackend::use_shapes(std::unique_ptr<StepShapes> 
 
 void HostBackend::released(std::span<const BlockId> blocks) {
   if (options_.poison) ops_->poison(blocks);
+}
+
+Result<std::unique_ptr<Backend>> HostBackend::make_sibling() {
+  try {
+    Result<std::unique_ptr<HostOps>> ops = ops_->make_sibling();
+    if (!ops) return Unexpected(std::move(ops).error());
+    Result<LlamaModel> model = model_.beside(options_, **ops);
+    if (!model) return Unexpected(std::move(model).error());
+    auto* sibling = new HostBackend(config_, options_, std::move(*ops), std::move(*model), description_);
+    return std::unique_ptr<Backend>(sibling);
+  } catch (const std::bad_alloc&) {
+    return unexpected(ErrorCode::ResourceExhausted, "backend: not enough memory for the scratch of a second lane");
+  } catch (const std::length_error&) {
+    return unexpected(ErrorCode::ResourceExhausted, "backend: the scratch of a second lane is larger than the address space");
+  } catch (const std::system_error& error) {
+    return unexpected(ErrorCode::ResourceExhausted,
+                      std::string("backend: threads of a second lane could not be started: ") + error.what());
+  }
+}
+
+Result<void> HostBackend::check_source(const HostBackend& source) const {
+  struct Property {
+    const char* name;
+    std::int64_t here;
+    std::int64_t there;
+  };
+  const ModelConfig& other = source.config_;
+  for (const Property& property :
+       {Property{"hidden_size", config_.hidden_size, other.hidden_size}, Property{"layers", config_.layers, other.layers},
+        Property{"heads", config_.heads, other.heads}, Property{"kv_heads", config_.kv_heads, other.kv_heads},
+        Property{"head_size", config_.head_size, other.head_size},
+        Property{"feed_forward", config_.feed_forward, other.feed_forward},
+        Property{"vocabulary", config_.vocabulary, other.vocabulary}}) {
+    if (property.here == property.there) continue;
+    return unexpected(ErrorCode::InvalidArgument, property.name,
+                      std::string("copy_blocks: ") + property.name + " is " + std::to_string(property.here) + " here and " +
+                          std::to_string(property.there) + " where the blocks come from");
+  }
+  if (options_.dtype != source.options_.dtype) {
+    return unexpected(ErrorCode::InvalidArgument, "dtype",
+                      "copy_blocks: dtype is " + std::string(to_string(options_.dtype)) + " here and " +
+                          std::string(to_string(source.options_.dtype)) + " where the blocks come from");
+  }
+  return ops_->check_source(*source.ops_);
+}
+
+Result<void> HostBackend::copy_blocks(const Backend& source, std::span<const BlockCopy> copies,
+                                      const std::function<bool()>& allowed) {
+  const auto* host = dynamic_cast<const HostBackend*>(&source);
+  if (host == nullptr) {
+    return unexpected(ErrorCode::InvalidArgument,
+                      "copy_blocks: '" + description_ + "' takes no blocks of '" + source.description() + "'");
+  }
+  if (Result<void> checked = check_source(*host); !checked) return checked;
+  for (const BlockCopy& copy : copies) {
+    CHECK(copy.from.value >= 0 && copy.from.value < host->options_.block_count, "from=", copy.from.value);
+    CHECK(copy.to.value >= 0 && copy.to.value < options_.block_count, "to=", copy.to.value);
+    if (!allowed()) return unexpected(ErrorCode::Cancelled, "copy_blocks: the copy was called off");
+    ops_->copy_block(*host->ops_, copy);
+  }
+  return {};
 }
 
 void HostBackend::flatten(std::span<const StepRow> rows) {
@@ -87,7 +153,12 @@ Result<void> HostBackend::run(std::span<const StepRow> rows, StepResult& result)
   result.logits.clear();
   result.padding_tokens = 0;  // the host computes a step's own tokens alone, whatever bucket it is planned for
   result.bucket = ops_->begin_step(static_cast<std::int32_t>(tokens_.size()), static_cast<std::int32_t>(selected_.size()));
-  if (tokens_.empty()) return {};
+  if (!tokens_.empty()) compute(result);
+  ops_->end_step();
+  return {};
+}
+
+void HostBackend::compute(StepResult& result) {
   logits_ = model_.forward(tokens_, sequences_, selected_);
   if (capture_logits_) {
     result.logits.resize(selected_.size() * static_cast<std::size_t>(config_.vocabulary));
@@ -97,7 +168,6 @@ Result<void> HostBackend::run(std::span<const StepRow> rows, StepResult& result)
   ops_->for_each(static_cast<std::int32_t>(selected_.size()), sample_row_);
   result_ = nullptr;
   for (std::size_t i = 0; i < selected_.size(); ++i) result.sample_valid[i] = valid_[i] != 0;
-  return {};
 }
 
 void HostBackend::sample_row(std::int32_t index) {

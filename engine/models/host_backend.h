@@ -38,6 +38,22 @@ class HostOps : public Ops {
   /// Announces the operations of a step on so many tokens, of which logits are wanted for some. Returns the bucket whose plan
   /// they follow.
   virtual std::optional<std::int32_t> begin_step(std::int32_t /*tokens*/, std::int32_t /*selected*/) { return std::nullopt; }
+  /// After the last operation of a step.
+  virtual void end_step() {}
+
+  // ---- a second lane, as Backend's
+  /// Operations over the same weights and cache; matrices of one are not the other's. InvalidArgument when there is one already;
+  /// ResourceExhausted.
+  [[nodiscard]] virtual Result<std::unique_ptr<HostOps>> make_sibling() = 0;
+  virtual void use_share(std::int32_t /*percent*/) {}
+  [[nodiscard]] virtual DeviceShare share() const { return {}; }
+
+  // ---- blocks of another cache
+  /// Whether blocks of source hold what these operations would have written into theirs, given equal models and element types;
+  /// InvalidArgument says why not.
+  [[nodiscard]] virtual Result<void> check_source(const HostOps& source) const = 0;
+  /// check_source has said yes. Any thread, on a block that no operation touches meanwhile.
+  virtual void copy_block(const HostOps& source, const BlockCopy& copy) = 0;
 };
 
 class HostBackend final : public Backend {
@@ -52,6 +68,11 @@ class HostBackend final : public Backend {
   [[nodiscard]] Result<std::unique_ptr<StepShapes>> build_shapes(const policies::StepBuckets& buckets,
                                                                  const std::stop_token& stop) override;
   [[nodiscard]] std::unique_ptr<StepShapes> use_shapes(std::unique_ptr<StepShapes> shapes) override;
+  [[nodiscard]] Result<std::unique_ptr<Backend>> make_sibling() override;
+  void use_share(std::int32_t percent) override { ops_->use_share(percent); }
+  [[nodiscard]] DeviceShare share() const override { return ops_->share(); }
+  [[nodiscard]] Result<void> copy_blocks(const Backend& source, std::span<const BlockCopy> copies,
+                                         const std::function<bool()>& allowed) override;
   void capture_logits(bool on) override { capture_logits_ = on; }
   void released(std::span<const BlockId> blocks) override;
   [[nodiscard]] const ModelConfig& config() const override { return config_; }
@@ -61,6 +82,9 @@ class HostBackend final : public Backend {
   HostBackend(const ModelConfig& config, const BackendOptions& options, std::unique_ptr<HostOps> ops, LlamaModel model,
               std::string description);
   void flatten(std::span<const StepRow> rows);
+  /// From the embedding to the samples of the step that flatten() laid out.
+  void compute(StepResult& result);
+  [[nodiscard]] Result<void> check_source(const HostBackend& source) const;
   void sample_row(std::int32_t index);
 
   ModelConfig config_;

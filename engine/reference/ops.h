@@ -6,8 +6,10 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "engine/models/host_backend.h"
@@ -17,7 +19,7 @@ namespace rubato::engine {
 class ReferenceOps final : public HostOps {
  public:
   /// Weights are rounded to dtype on load and widened again; everything else is F32.
-  explicit ReferenceOps(DataType dtype) : dtype_(dtype) {}
+  explicit ReferenceOps(DataType dtype) : ReferenceOps(std::make_shared<Memory>()) { memory_->dtype = dtype; }
 
   Result<Matrix> allocate(std::int32_t rows, std::int32_t columns, Format format) override;
   Result<LinearId> make_linear(const LinearShape& shape) override;
@@ -37,6 +39,10 @@ class ReferenceOps final : public HostOps {
   void read(const Matrix& x, std::span<float> out) const override;
   void poison(std::span<const BlockId> blocks) override;
   void for_each(std::int32_t count, const std::function<void(std::int32_t)>& body) override;
+  /// Each computes on its caller's thread; the device is not divided.
+  Result<std::unique_ptr<HostOps>> make_sibling() override;
+  Result<void> check_source(const HostOps& source) const override;
+  void copy_block(const HostOps& source, const BlockCopy& copy) override;
 
  private:
   struct Linear {
@@ -45,6 +51,23 @@ class ReferenceOps final : public HostOps {
     std::vector<float> bias;     // (outputs)
   };
 
+  /// What siblings share.
+  struct Memory {
+    DataType dtype = DataType::Float32;
+    std::vector<Linear> linears;
+    std::vector<std::vector<float>> norms;
+    AttentionShape shape;
+    std::vector<float> cosines;
+    std::vector<float> sines;
+    std::vector<float> keys;    // (layers, blocks, slots, kv_heads, head_size)
+    std::vector<float> values;  // the same
+    bool has_sibling = false;
+  };
+
+  explicit ReferenceOps(std::shared_ptr<Memory> memory) : memory_(std::move(memory)) {}
+  /// Floats of one block in one layer's keys (values), and where they begin.
+  [[nodiscard]] std::int64_t block_size() const;
+  [[nodiscard]] std::int64_t block_begin(std::int32_t layer, BlockId block) const;
   void rotate(float* head, std::int32_t position) const;
   void attend(const float* query, std::int32_t layer, std::int32_t kv_head, std::int32_t position,
               std::span<const BlockId> blocks, float* out);
@@ -52,15 +75,8 @@ class ReferenceOps final : public HostOps {
   [[nodiscard]] std::size_t slot(std::int32_t layer, std::int32_t kv_head, std::int32_t position,
                                  std::span<const BlockId> blocks) const;
 
-  DataType dtype_;
+  const std::shared_ptr<Memory> memory_;
   std::deque<std::vector<float>> matrices_;
-  std::vector<Linear> linears_;
-  std::vector<std::vector<float>> norms_;
-  AttentionShape shape_;
-  std::vector<float> cosines_;
-  std::vector<float> sines_;
-  std::vector<float> keys_;    // (layers, blocks, slots, kv_heads, head_size)
-  std::vector<float> values_;  // the same
   std::vector<float> scores_;  // (max_position)
 };
 
