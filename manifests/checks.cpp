@@ -4,28 +4,15 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <optional>
 #include <set>
 
+#include "manifests/derived_defaults.h"
+#include "manifests/device_name.h"
 #include "manifests/fields.h"
 
 namespace rubato {
 namespace {
-
-bool is_number(std::string_view text) {
-  return !text.empty() && text.size() <= 3 &&
-         std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; }) &&
-         (text.size() == 1 || text.front() != '0');
-}
-
-/// `cpu` and `cpu:0` are the same device; empty if there is no such device.
-std::string canonical_device(std::string_view name) {
-  const std::size_t colon = name.find(':');
-  const std::string_view family = name.substr(0, colon);
-  const std::string_view index = colon == std::string_view::npos ? "0" : name.substr(colon + 1);
-  const bool known =
-      (family == "cpu" && index == "0") || (family == "cuda" && colon != std::string_view::npos && is_number(index));
-  return known ? std::string(family).append(":").append(index) : std::string();
-}
 
 class Checker {
  public:
@@ -79,14 +66,20 @@ void check_model(const ModelSpec& model, Checker& checker) {
 }
 
 void check_devices(const std::vector<std::string>& devices, Checker& checker) {
-  std::set<std::string> seen;
+  std::set<DeviceName> seen;
+  std::optional<std::size_t> first;  // the entry that sets the family
   for (std::size_t i = 0; i < devices.size(); ++i) {
     const std::string at = "spec.devices[" + std::to_string(i) + "]";
-    const std::string device = canonical_device(devices[i]);
-    checker.require(!device.empty(), at, {}, in_quotes(devices[i]), "must be cpu, cpu:0 or cuda:<index>");
-    if (!device.empty() && !seen.insert(device).second) {
+    const std::optional<DeviceName> device = parse_device(devices[i]);
+    checker.require(device.has_value(), at, {}, in_quotes(devices[i]), "must be cpu, cpu:<index> or cuda:<index>, index 0..999");
+    if (!device) continue;
+    if (!seen.insert(*device).second) {
       checker.add({.fault = Fault::Duplicate, .field = at, .found = in_quotes(devices[i]), .rule = "is in the list twice"});
     }
+    if (!first) first = i;
+    checker.require(device->family == parse_device(devices[*first])->family, at, {}, in_quotes(devices[i]),
+                    "must be of one family with " + in_quotes(devices[*first]) + " (spec.devices[" + std::to_string(*first) +
+                        "]): an engine runs on CPU devices or on CUDA devices, not on both");
   }
 }
 
@@ -129,14 +122,15 @@ void check_pin(Choice pin, const ChoiceKnob<Choice>& knob, const std::string& fi
   if (!contains(knob.choices, pin)) add_not_a_choice(pin, knob.choices, field, checker);
 }
 
-/// Choices may name Disaggregated, so that one manifest serves engines with and without it; this one has one mode yet, so nothing
-/// may start in or be pinned to the other.
-void check_mode(const EngineSpec& spec, Checker& checker) {
-  const auto require_chunked = [&](Mode mode, const std::string& at) {
-    checker.require(mode == Mode::Chunked, at, {}, in_quotes(to_string(mode)), "is not available: this engine runs mode Chunked only");
-  };
-  require_chunked(spec.knobs.mode.initial, "spec.knobs.mode.initial");
-  if (spec.override_ && spec.override_->mode) require_chunked(*spec.override_->mode, "spec.override.mode");
+/// One device must be left to decode, so that no number of prefill devices can stop a sequence half way.
+void check_prefill_devices(const EngineSpec& spec, Checker& checker) {
+  const IntegerKnob& knob = spec.knobs.prefill_devices;
+  const std::int32_t allowed = prefill_devices_max(spec.devices.size());
+  checker.require(knob.max <= allowed, "spec.knobs.prefillDevices.max", {"spec.devices"}, number(knob.max),
+                  spec.devices.size() > 1
+                      ? "must not be above " + number(allowed) + ": of " +
+                            number(static_cast<std::int64_t>(spec.devices.size())) + " devices one must be left to decode"
+                      : "must not be above 1: spec.devices has one device");
 }
 
 void check_budget(const EngineSpec& spec, Checker& checker) {
@@ -182,7 +176,7 @@ FieldErrors check_spec(const EngineSpec& spec, const FieldErrors& known) {
   check_devices(spec.devices, checker);
   for_each(knob_table,
            [&](const auto& knob) { check_bounds(spec.knobs.*knob.bounds, join_path("spec.knobs", knob.name), checker); });
-  check_mode(spec, checker);
+  check_prefill_devices(spec, checker);
   check_budget(spec, checker);
   check_override(spec, checker);
   return std::move(checker.errors);

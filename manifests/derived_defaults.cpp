@@ -23,6 +23,10 @@ class Written {
 
 }  // namespace
 
+std::int32_t prefill_devices_max(std::size_t devices) {
+  return static_cast<std::int32_t>(std::max<std::size_t>(devices, 2) - 1);
+}
+
 void derive_defaults(const Node& spec_node, EngineSpec& spec) {
   IntegerKnob& seqs = spec.knobs.max_num_seqs;
   const Written seqs_written(spec_node, "maxNumSeqs");
@@ -39,6 +43,13 @@ void derive_defaults(const Node& spec_node, EngineSpec& spec) {
   if (!budget_written.has("initial")) {
     budget.initial = std::clamp(std::max(budget.initial, room_for(seqs.initial)), std::min(budget.min, budget.max), budget.max);
   }
+
+  ChoiceKnob<Mode>& mode = spec.knobs.mode;
+  if (!Written(spec_node, "mode").has("choices") &&
+      std::find(mode.choices.begin(), mode.choices.end(), mode.initial) == mode.choices.end()) {
+    mode.choices.push_back(mode.initial);
+  }
+  if (!Written(spec_node, "prefillDevices").has("max")) spec.knobs.prefill_devices.max = prefill_devices_max(spec.devices.size());
 }
 
 }  // namespace rubato

@@ -54,6 +54,19 @@ struct CapacitySpec {
   friend bool operator==(const CapacitySpec&, const CapacitySpec&) = default;
 };
 
+/// Whether data-parallel lanes step together. Off: each lane for itself. On: every step waits for the slowest lane, as models
+/// need whose layers synchronise all ranks. Aligned: as On, and prefill chunks are dealt to all lanes in the same step.
+enum class Lockstep : std::uint8_t { Off, On, Aligned };
+
+/// How lanes work together. Restart-only.
+struct LanesSpec {
+  Lockstep lockstep = Lockstep::Off;
+  std::int32_t max_handoffs = 64;                     // sequences between prefill and decode before prefills wait
+  Duration handoff_lease = std::chrono::seconds(10);  // how long a copy of blocks between devices may take
+
+  friend bool operator==(const LanesSpec&, const LanesSpec&) = default;
+};
+
 /// A request is good when its TTFT and its own p99 token gap are both within target.
 struct ObjectivesSpec {
   Duration ttft = std::chrono::milliseconds(500);
@@ -90,6 +103,9 @@ struct KnobsSpec {
   IntegerKnob max_num_seqs{.initial = 64, .min = 8, .max = 64};
   ChoiceKnob<Mode> mode{.initial = Mode::Chunked, .choices = {Mode::Chunked}};
   IntegerKnob prefill_share{.initial = 50, .min = 10, .max = 90};
+  ChoiceKnob<Reservation> reservation{.initial = Reservation::LastChunk,
+                                      .choices = {Reservation::LastChunk, Reservation::PrefillComplete, Reservation::Early}};
+  IntegerKnob prefill_devices{.initial = 1, .min = 1, .max = 1};  // max: one less than devices, see derived_defaults.h
 
   friend bool operator==(const KnobsSpec&, const KnobsSpec&) = default;
 };
@@ -112,6 +128,8 @@ struct OverrideSpec {
   std::optional<std::int32_t> max_num_seqs{};
   std::optional<Mode> mode{};
   std::optional<std::int32_t> prefill_share{};
+  std::optional<Reservation> reservation{};
+  std::optional<std::int32_t> prefill_devices{};
   std::optional<Duration> expires_after{};
 
   friend bool operator==(const OverrideSpec&, const OverrideSpec&) = default;
@@ -119,8 +137,9 @@ struct OverrideSpec {
 
 struct EngineSpec {
   ModelSpec model;
-  std::vector<std::string> devices{"cpu"};  // cpu | cpu:0 | cuda:0 ... Restart-only.
+  std::vector<std::string> devices{"cpu"};  // cpu | cpu:0 | cpu:1 ... or cuda:0 ..., all of one family. Restart-only.
   CapacitySpec capacity;
+  LanesSpec lanes;
   ObjectivesSpec objectives;
   KnobsSpec knobs;
   TuningSpec tuning;

@@ -46,7 +46,8 @@ struct ListOf {  // never empty when written
   Item item;
   std::size_t count_max;
 };
-/// A knob in spec.knobs: where a value under `value` starts and may go. `ceiling` tells whether its max may move live.
+/// A knob in spec.knobs: where a value under `value` starts and may go. `ceiling` tells whether its max, or its choices, may move
+/// live.
 template <class Value>
 struct Bounds {
   Value value;
@@ -130,9 +131,16 @@ inline constexpr auto knob_table = std::tuple(
          Whole{0, 90}, "Percent of the ITL target that policy Deadline keeps back."),
     knob("maxNumSeqs", &KnobsSpec::max_num_seqs, &OverrideSpec::max_num_seqs, &KnobValues::max_num_seqs, Whole{1, 4096},
          "Sequences per step, within spec.capacity.maxNumSeqs."),
-    knob("mode", &KnobsSpec::mode, &OverrideSpec::mode, &KnobValues::mode, OneOf{}, "How prefills and decodes share the device."),
+    knob("mode", &KnobsSpec::mode, &OverrideSpec::mode, &KnobValues::mode, OneOf{},
+         "How prefills and decodes share the devices. Whether Disaggregated is a choice is settled at start, because it takes "
+         "memory for a second lane.")
+        .ceiling_fixed_at_start(),
     knob("prefillShare", &KnobsSpec::prefill_share, &OverrideSpec::prefill_share, &KnobValues::prefill_share, Whole{1, 99},
-         "Percent of the device that prefill lanes get, mode Disaggregated only."));
+         "Percent of the device that the prefill lane gets, mode Disaggregated on one device only."),
+    knob("reservation", &KnobsSpec::reservation, &OverrideSpec::reservation, &KnobValues::reservation, OneOf{},
+         "When a prefill takes the slot that it will decode in, mode Disaggregated only. Never tuned."),
+    knob("prefillDevices", &KnobsSpec::prefill_devices, &OverrideSpec::prefill_devices, &KnobValues::prefill_devices,
+         Whole{1, 15}, "Devices that prefill while the others decode, mode Disaggregated on several devices only."));
 
 template <class Struct>
 struct Fields;
@@ -179,6 +187,18 @@ struct Fields<CapacitySpec> {
                             "Memory for keys and values, taken at start."),
                       field("cpuThreads", &CapacitySpec::cpu_threads, Whole{0, 1024},
                             "Compute threads of the CPU backend; 0 means as many as the process may use."));
+  }
+};
+
+template <>
+struct Fields<LanesSpec> {
+  static constexpr auto table() {
+    using namespace std::chrono_literals;
+    return std::tuple(field("lockstep", &LanesSpec::lockstep, OneOf{}, "Whether data-parallel lanes step together."),
+                      field("maxHandoffs", &LanesSpec::max_handoffs, Whole{1, 4096},
+                            "Sequences that may be between prefill and decode; beyond that prefills wait."),
+                      field("handoffLease", &LanesSpec::handoff_lease, Time{100ms, 10min},
+                            "How long a copy of blocks between devices may take before its sequence is computed again."));
   }
 };
 
@@ -233,16 +253,19 @@ struct Fields<OverrideSpec> {
 template <>
 struct Fields<EngineSpec> {
   static constexpr auto table() {
-    return std::tuple(field("model", &EngineSpec::model, Group{}, "What is served.").required().changes(Change::Restart),
-                      field("devices", &EngineSpec::devices, ListOf<Text>{Text{32}, 16}, "Where it runs: cpu, cpu:0, cuda:0, ...")
-                          .changes(Change::Restart),
-                      field("capacity", &EngineSpec::capacity, Group{}, "What is taken at start; live knobs stay within it.")
-                          .changes(Change::Restart),
-                      field("objectives", &EngineSpec::objectives, Group{}, "A request is good when it meets both targets."),
-                      field("knobs", &EngineSpec::knobs, Group{}, "Where each knob starts and how far it may go."),
-                      field("tuning", &EngineSpec::tuning, Group{}, "How the tuner measures and when it searches."),
-                      field("override", &EngineSpec::override_, Group{},
-                            "Knobs pinned by a person: they win at once and are never tuned. Usually set over the API."));
+    return std::tuple(
+        field("model", &EngineSpec::model, Group{}, "What is served.").required().changes(Change::Restart),
+        field("devices", &EngineSpec::devices, ListOf<Text>{Text{32}, 16},
+              "Where it runs, on devices of one family: cpu:0, cpu:1, ... or cuda:0, cuda:1, ...; cpu is cpu:0.")
+            .changes(Change::Restart),
+        field("capacity", &EngineSpec::capacity, Group{}, "What is taken at start; live knobs stay within it.")
+            .changes(Change::Restart),
+        field("lanes", &EngineSpec::lanes, Group{}, "How lanes step together and hand sequences over.").changes(Change::Restart),
+        field("objectives", &EngineSpec::objectives, Group{}, "A request is good when it meets both targets."),
+        field("knobs", &EngineSpec::knobs, Group{}, "Where each knob starts and how far it may go."),
+        field("tuning", &EngineSpec::tuning, Group{}, "How the tuner measures and when it searches."),
+        field("override", &EngineSpec::override_, Group{},
+              "Knobs pinned by a person: they win at once and are never tuned. Usually set over the API."));
   }
 };
 
@@ -256,7 +279,8 @@ template <class Choice>
 constexpr auto bounds_table(std::type_identity<ChoiceKnob<Choice>>, const Bounds<OneOf>& bounds) {
   return std::tuple(field("initial", &ChoiceKnob<Choice>::initial, bounds.value, "Where it starts."),
                     field("choices", &ChoiceKnob<Choice>::choices, ListOf<OneOf>{bounds.value, enum_names<Choice>.size()},
-                          "What it may become."));
+                          "What it may become.")
+                        .changes(bounds.ceiling));
 }
 
 // clang-format on

@@ -39,6 +39,21 @@ inline constexpr std::array enum_names<Mode>{
 };
 
 template <>
+inline constexpr std::array enum_names<Reservation>{
+    Named{Reservation::LastChunk, "LastChunk", "when at most one chunk of the prompt is left"},
+    Named{Reservation::PrefillComplete, "PrefillComplete", "once the whole prompt is computed"},
+    Named{Reservation::Early, "Early", "when the prefill is admitted"},
+};
+
+// Not Off and On: many readers of YAML take these for booleans.
+template <>
+inline constexpr std::array enum_names<Lockstep>{
+    Named{Lockstep::Off, "None", "each lane steps for itself"},
+    Named{Lockstep::On, "EveryStep", "every step waits for the slowest lane, as models need whose layers synchronise all ranks"},
+    Named{Lockstep::Aligned, "Aligned", "as EveryStep, and prefill chunks are dealt to all lanes in the same step"},
+};
+
+template <>
 inline constexpr std::array enum_names<DataType>{
     Named{DataType::Float32, "Float32", "IEEE single precision"},
     Named{DataType::BFloat16, "BFloat16", "8 bits of exponent, 7 of fraction"},

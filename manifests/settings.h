@@ -13,6 +13,10 @@ enum class PriorityPolicy : std::uint8_t { Deadline, DecodeFirst, PrefillFirst, 
 /// Chunked: every lane runs mixed steps. Disaggregated: prefill lanes and decode lanes.
 enum class Mode : std::uint8_t { Chunked, Disaggregated };
 
+/// When a prefill takes the slot that it will decode in. LastChunk: when at most one chunk of its prompt is left.
+/// PrefillComplete: once the whole prompt is computed. Early: when the prefill is admitted.
+enum class Reservation : std::uint8_t { LastChunk, PrefillComplete, Early };
+
 /// The value of every live knob. Plain values, no bounds: bounds are KnobSpec's (engine_spec.h).
 struct KnobValues {
   std::int32_t max_num_batched_tokens = 512;  // tokens per step, decode rows and chunks together
@@ -20,7 +24,9 @@ struct KnobValues {
   PriorityPolicy priority_policy = PriorityPolicy::Deadline;
   std::int32_t deadline_margin = 20;  // percent of the ITL target that policy Deadline keeps back
   Mode mode = Mode::Chunked;
-  std::int32_t prefill_share = 50;  // percent of the device, mode Disaggregated only
+  std::int32_t prefill_share = 50;  // percent of the device, mode Disaggregated on one device only
+  Reservation reservation = Reservation::LastChunk;
+  std::int32_t prefill_devices = 1;  // devices that prefill, mode Disaggregated on several devices
 
   friend bool operator==(const KnobValues&, const KnobValues&) = default;
 };

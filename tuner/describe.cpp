@@ -28,7 +28,11 @@ std::string describe(const KnobValues& knobs) {
   std::string text = "budget " + std::to_string(knobs.max_num_batched_tokens) + ", " + std::to_string(knobs.max_num_seqs) +
                      " sequences, " + name_of(knobs.priority_policy);
   if (knobs.priority_policy == PriorityPolicy::Deadline) text += " with " + std::to_string(knobs.deadline_margin) + " % margin";
-  if (knobs.mode == Mode::Disaggregated) text += ", disaggregated with " + std::to_string(knobs.prefill_share) + " % prefill";
+  if (knobs.mode == Mode::Disaggregated) {
+    text += ", disaggregated with ";
+    text += knobs.prefill_devices > 1 ? std::to_string(knobs.prefill_devices) + " prefill devices"
+                                      : std::to_string(knobs.prefill_share) + " % prefill";
+  }
   return text;
 }
 

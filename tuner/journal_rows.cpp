@@ -13,6 +13,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr int policy_count = 4;
 constexpr int mode_count = 2;
+constexpr int reservation_count = 3;
 
 Json to_json(const IntegerKnob& knob) {
   return {knob.initial, knob.min, knob.max};
@@ -66,7 +67,9 @@ std::string to_row(const KnobValues& knobs) {
               {"priorityPolicy", static_cast<int>(knobs.priority_policy)},
               {"deadlineMargin", knobs.deadline_margin},
               {"mode", static_cast<int>(knobs.mode)},
-              {"prefillShare", knobs.prefill_share}}
+              {"prefillShare", knobs.prefill_share},
+              {"reservation", static_cast<int>(knobs.reservation)},
+              {"prefillDevices", knobs.prefill_devices}}
       .dump();
 }
 
@@ -76,7 +79,9 @@ std::string to_row(const KnobsSpec& bounds) {
               {"priorityPolicy", to_json(bounds.priority_policy)},
               {"deadlineMargin", to_json(bounds.deadline_margin)},
               {"mode", to_json(bounds.mode)},
-              {"prefillShare", to_json(bounds.prefill_share)}}
+              {"prefillShare", to_json(bounds.prefill_share)},
+              {"reservation", to_json(bounds.reservation)},
+              {"prefillDevices", to_json(bounds.prefill_devices)}}
       .dump();
 }
 
@@ -103,6 +108,7 @@ std::string to_row(const Window& window) {
       .dump();
 }
 
+// Rows of before there were reservation and prefillDevices lack them; what was then done is what their defaults do.
 std::optional<KnobValues> knobs_from_row(const std::string& text) {
   return guarded(text, [](const Json& json) {
     return KnobValues{.max_num_batched_tokens = json.at("maxNumBatchedTokens").get<std::int32_t>(),
@@ -110,7 +116,9 @@ std::optional<KnobValues> knobs_from_row(const std::string& text) {
                       .priority_policy = choice_from<PriorityPolicy>(json.at("priorityPolicy"), policy_count),
                       .deadline_margin = json.at("deadlineMargin").get<std::int32_t>(),
                       .mode = choice_from<Mode>(json.at("mode"), mode_count),
-                      .prefill_share = json.at("prefillShare").get<std::int32_t>()};
+                      .prefill_share = json.at("prefillShare").get<std::int32_t>(),
+                      .reservation = choice_from<Reservation>(json.value("reservation", Json(0)), reservation_count),
+                      .prefill_devices = json.value("prefillDevices", 1)};
   });
 }
 
@@ -121,7 +129,12 @@ std::optional<KnobsSpec> bounds_from_row(const std::string& text) {
                      .deadline_margin = integer_from(json.at("deadlineMargin")),
                      .max_num_seqs = integer_from(json.at("maxNumSeqs")),
                      .mode = choices_from<Mode>(json.at("mode"), mode_count),
-                     .prefill_share = integer_from(json.at("prefillShare"))};
+                     .prefill_share = integer_from(json.at("prefillShare")),
+                     .reservation = json.contains("reservation")
+                                        ? choices_from<Reservation>(json.at("reservation"), reservation_count)
+                                        : KnobsSpec{}.reservation,
+                     .prefill_devices =
+                         json.contains("prefillDevices") ? integer_from(json.at("prefillDevices")) : KnobsSpec{}.prefill_devices};
   });
 }
 

@@ -44,7 +44,10 @@ struct Group {
 GaussianProcessPoint encode(const KnobValues& knobs, const LoadFeatures& load) {
   constexpr double without_effect = 0.3;
   const double margin = knobs.priority_policy == PriorityPolicy::Deadline ? knobs.deadline_margin / 100.0 : without_effect;
-  const double share = knobs.mode == Mode::Disaggregated ? knobs.prefill_share / 100.0 : without_effect;
+  // One number for both ways to split: only a share moves on one device, only whole devices on several.
+  constexpr double device_step = 0.25;
+  const double share = knobs.mode == Mode::Disaggregated ? knobs.prefill_share / 100.0 + device_step * (knobs.prefill_devices - 1)
+                                                         : without_effect;
   return {.numbers = {std::log2(std::max(1, knobs.max_num_batched_tokens)), std::log2(std::max(1, knobs.max_num_seqs)), margin,
                       share, load.rate, load.prompt, load.output},
           .categories = {static_cast<std::int32_t>(knobs.priority_policy), static_cast<std::int32_t>(knobs.mode)}};

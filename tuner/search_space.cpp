@@ -11,6 +11,7 @@ namespace {
 
 constexpr int budget_levels_per_octave = 4;
 constexpr int sequences_levels_per_octave = 2;
+constexpr int devices_levels_per_octave = 2;
 constexpr std::int32_t percent_level = 10;
 constexpr std::int32_t exhaustive_span = 12;  // ranges up to this wide are taken value by value
 
@@ -61,17 +62,50 @@ bool holds(const std::vector<Choice>& choices, Choice value) {
   return std::find(choices.begin(), choices.end(), value) != choices.end();
 }
 
+/// The base in every mode, and in mode Disaggregated with every share and number of prefill devices that may be tried.
+std::vector<KnobValues> splits(const SearchSpace& space, const KnobValues& base) {
+  const KnobsSpec& knobs = space.knobs;
+  const auto modes = space.mode_free ? knobs.mode.choices : std::vector{base.mode};
+  const auto shares =
+      space.prefill_share_free ? linear_levels(knobs.prefill_share, base.prefill_share) : std::vector{base.prefill_share};
+  const auto devices = space.prefill_devices_free
+                           ? geometric_levels(knobs.prefill_devices, base.prefill_devices, devices_levels_per_octave)
+                           : std::vector{base.prefill_devices};
+  std::vector<KnobValues> all;
+  KnobValues one = base;
+  for (const Mode mode : modes) {
+    one.mode = mode;
+    if (mode != Mode::Disaggregated) {
+      all.push_back(one);
+      continue;
+    }
+    for (const std::int32_t share : shares) {
+      one.prefill_share = share;
+      for (const std::int32_t count : devices) {
+        one.prefill_devices = count;
+        all.push_back(one);
+      }
+    }
+    one.prefill_share = base.prefill_share;
+    one.prefill_devices = base.prefill_devices;
+  }
+  return all;
+}
+
 }  // namespace
 
 LegalSettings::LegalSettings(const SearchSpace& space) : space_(space) {
   // A range that is upside down holds one value; the manifest reader refuses it, so it can only come from a caller's slip.
   for (IntegerKnob* knob : {&space_.knobs.max_num_batched_tokens, &space_.knobs.deadline_margin, &space_.knobs.max_num_seqs,
-                            &space_.knobs.prefill_share}) {
+                            &space_.knobs.prefill_share, &space_.knobs.prefill_devices}) {
     knob->max = std::max(knob->min, knob->max);
   }
   const KnobsSpec& knobs = space_.knobs;
   if (knobs.priority_policy.choices.empty()) space_.priority_policy_free = false;
   if (knobs.mode.choices.empty()) space_.mode_free = false;
+  const bool may_disaggregate =
+      space_.mode_free ? holds(knobs.mode.choices, Mode::Disaggregated) : space_.base.mode == Mode::Disaggregated;
+  if (!may_disaggregate) space_.prefill_share_free = space_.prefill_devices_free = false;
 }
 
 bool LegalSettings::any_free() const {
@@ -79,7 +113,7 @@ bool LegalSettings::any_free() const {
   const auto moves = [](bool is_free, const IntegerKnob& knob) { return is_free && knob.max > knob.min; };
   return moves(space_.max_num_batched_tokens_free, knobs.max_num_batched_tokens) ||
          moves(space_.max_num_seqs_free, knobs.max_num_seqs) || moves(space_.deadline_margin_free, knobs.deadline_margin) ||
-         moves(space_.prefill_share_free, knobs.prefill_share) ||
+         moves(space_.prefill_share_free, knobs.prefill_share) || moves(space_.prefill_devices_free, knobs.prefill_devices) ||
          (space_.priority_policy_free && knobs.priority_policy.choices.size() > 1) ||
          (space_.mode_free && knobs.mode.choices.size() > 1);
 }
@@ -95,6 +129,8 @@ bool LegalSettings::contains(const KnobValues& values) const {
          number(space_.max_num_seqs_free, values.max_num_seqs, base.max_num_seqs, knobs.max_num_seqs) &&
          number(space_.deadline_margin_free, values.deadline_margin, base.deadline_margin, knobs.deadline_margin) &&
          number(space_.prefill_share_free, values.prefill_share, base.prefill_share, knobs.prefill_share) &&
+         number(space_.prefill_devices_free, values.prefill_devices, base.prefill_devices, knobs.prefill_devices) &&
+         values.reservation == base.reservation &&
          (space_.priority_policy_free ? holds(knobs.priority_policy.choices, values.priority_policy)
                                       : values.priority_policy == base.priority_policy) &&
          (space_.mode_free ? holds(knobs.mode.choices, values.mode) : values.mode == base.mode) &&
@@ -113,6 +149,9 @@ KnobValues LegalSettings::clamp(KnobValues values) const {
   values.deadline_margin =
       number(space_.deadline_margin_free, values.deadline_margin, base.deadline_margin, knobs.deadline_margin);
   values.prefill_share = number(space_.prefill_share_free, values.prefill_share, base.prefill_share, knobs.prefill_share);
+  values.prefill_devices =
+      number(space_.prefill_devices_free, values.prefill_devices, base.prefill_devices, knobs.prefill_devices);
+  values.reservation = base.reservation;
   const auto choice = [](bool is_free, auto value, auto pinned, const auto& knob) {
     if (!is_free) return pinned;
     return holds(knob.choices, value) ? value : holds(knob.choices, pinned) ? pinned : knob.choices.front();
@@ -136,7 +175,10 @@ KnobValues LegalSettings::canonical(const KnobValues& values) const {
   KnobValues result = clamp(values);
   const KnobValues base = clamp(space_.base);
   if (result.priority_policy != PriorityPolicy::Deadline) result.deadline_margin = base.deadline_margin;
-  if (result.mode != Mode::Disaggregated) result.prefill_share = base.prefill_share;
+  if (result.mode != Mode::Disaggregated) {
+    result.prefill_share = base.prefill_share;
+    result.prefill_devices = base.prefill_devices;
+  }
   return result;
 }
 
@@ -151,27 +193,19 @@ std::vector<KnobValues> LegalSettings::grid(std::size_t count_max, std::uint64_t
                              : std::vector{base.max_num_seqs};
   const auto margins = space_.deadline_margin_free ? linear_levels(knobs.deadline_margin, base.deadline_margin)
                                                    : std::vector{base.deadline_margin};
-  const auto shares =
-      space_.prefill_share_free ? linear_levels(knobs.prefill_share, base.prefill_share) : std::vector{base.prefill_share};
   const auto policies = space_.priority_policy_free ? knobs.priority_policy.choices : std::vector{base.priority_policy};
-  const auto modes = space_.mode_free ? knobs.mode.choices : std::vector{base.mode};
 
   std::vector<KnobValues> all;
-  KnobValues one = base;
-  for (const Mode mode : modes) {
-    one.mode = mode;
-    for (const std::int32_t share : mode == Mode::Disaggregated ? shares : std::vector{base.prefill_share}) {
-      one.prefill_share = share;
-      for (const PriorityPolicy policy : policies) {
-        one.priority_policy = policy;
-        for (const std::int32_t margin : policy == PriorityPolicy::Deadline ? margins : std::vector{base.deadline_margin}) {
-          one.deadline_margin = margin;
-          for (const std::int32_t count : sequences) {
-            one.max_num_seqs = count;
-            for (const std::int32_t budget : budgets) {
-              one.max_num_batched_tokens = budget;
-              if (contains(one)) all.push_back(one);
-            }
+  for (KnobValues one : splits(space_, base)) {
+    for (const PriorityPolicy policy : policies) {
+      one.priority_policy = policy;
+      for (const std::int32_t margin : policy == PriorityPolicy::Deadline ? margins : std::vector{base.deadline_margin}) {
+        one.deadline_margin = margin;
+        for (const std::int32_t count : sequences) {
+          one.max_num_seqs = count;
+          for (const std::int32_t budget : budgets) {
+            one.max_num_batched_tokens = budget;
+            if (contains(one)) all.push_back(one);
           }
         }
       }

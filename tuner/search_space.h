@@ -20,15 +20,15 @@ class LegalSettings {
   /// Whether anything may move at all.
   [[nodiscard]] bool any_free() const;
 
-  /// Whether these values are within the bounds of every free knob, equal the base in every pinned one, and keep the cross-knob
-  /// rule.
+  /// Whether these values are within the bounds of every free knob, equal the base in every other (also in reservation, which is
+  /// a person's to set), and keep the cross-knob rule.
   [[nodiscard]] bool contains(const KnobValues& knobs) const;
 
   /// The nearest legal values. Where pins and bounds leave none that keeps the cross-knob rule, the pins win.
   [[nodiscard]] KnobValues clamp(KnobValues knobs) const;
 
-  /// clamp(), with knobs that have no effect (the margin of another policy than Deadline, the share of mode Chunked) set to the
-  /// base, so that settings that act alike compare equal.
+  /// clamp(), with knobs that have no effect (the margin of another policy than Deadline, share and prefill devices in mode
+  /// Chunked) set to the base, so that settings that act alike compare equal.
   [[nodiscard]] KnobValues canonical(const KnobValues& knobs) const;
 
   /// All grid settings, canonical, legal, without repeats, in a fixed order; a seeded sample of them when there are more than

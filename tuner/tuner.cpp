@@ -20,7 +20,7 @@ bool same_space(const SearchSpace& a, const SearchSpace& b) {
   return a.knobs == b.knobs && a.max_num_batched_tokens_free == b.max_num_batched_tokens_free &&
          a.max_num_seqs_free == b.max_num_seqs_free && a.priority_policy_free == b.priority_policy_free &&
          a.deadline_margin_free == b.deadline_margin_free && a.mode_free == b.mode_free &&
-         a.prefill_share_free == b.prefill_share_free;
+         a.prefill_share_free == b.prefill_share_free && a.prefill_devices_free == b.prefill_devices_free;
 }
 
 /// A knob that is pinned now, was until now, or whose start a person has moved is what the layers say it is, not what the tuner
@@ -36,6 +36,8 @@ void adopt_from_layers(const SearchSpace& before, const SearchSpace& now, KnobVa
   adopt(&KnobValues::deadline_margin, &SearchSpace::deadline_margin_free, &KnobsSpec::deadline_margin);
   adopt(&KnobValues::mode, &SearchSpace::mode_free, &KnobsSpec::mode);
   adopt(&KnobValues::prefill_share, &SearchSpace::prefill_share_free, &KnobsSpec::prefill_share);
+  adopt(&KnobValues::prefill_devices, &SearchSpace::prefill_devices_free, &KnobsSpec::prefill_devices);
+  values.reservation = now.base.reservation;
 }
 
 }  // namespace

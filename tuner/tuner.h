@@ -51,8 +51,9 @@ struct SearchSpace {
   bool max_num_seqs_free = true;
   bool priority_policy_free = true;
   bool deadline_margin_free = true;
-  bool mode_free = false;  // the chunked engine has one mode
-  bool prefill_share_free = false;
+  bool mode_free = false;             // where there is more than one choice
+  bool prefill_share_free = false;    // where mode can be Disaggregated on one device
+  bool prefill_devices_free = false;  // where mode can be Disaggregated on several devices
 };
 
 enum class Phase : std::uint8_t {

@@ -8,6 +8,7 @@
 #include <functional>
 
 #include "manifests/decode.h"
+#include "manifests/device_name.h"
 #include "manifests/json.h"
 
 namespace rubato {
@@ -50,7 +51,8 @@ TEST(Checks, each_broken_rule_is_one_error_at_its_field) {
        [](EngineSpec& s) { s = synthetic_spec(), s.model.synthetic->hidden_size = 72; }},
       {"spec.model.synthetic.headSize", "7 must be even",
        [](EngineSpec& s) { s = synthetic_spec(), s.model.synthetic->head_size = 7; }},
-      {"spec.devices[0]", "\"gpu\" must be cpu, cpu:0 or cuda:<index>", [](EngineSpec& s) { s.devices = {"gpu"}; }},
+      {"spec.devices[0]", "\"gpu\" must be cpu, cpu:<index> or cuda:<index>, index 0..999",
+       [](EngineSpec& s) { s.devices = {"gpu"}; }},
       {"spec.devices[1]", "\"cuda:01\" must be",
        [](EngineSpec& s) {
          s.devices = {"cuda:0", "cuda:01"};
@@ -59,6 +61,35 @@ TEST(Checks, each_broken_rule_is_one_error_at_its_field) {
       {"spec.devices[1]", "\"cpu:0\" is in the list twice",
        [](EngineSpec& s) {
          s.devices = {"cpu", "cpu:0"};
+       }},
+      {"spec.devices[0]", "\"cpu:1000\" must be", [](EngineSpec& s) { s.devices = {"cpu:1000"}; }},
+      {"spec.devices[0]", "\"cpu:\" must be", [](EngineSpec& s) { s.devices = {"cpu:"}; }},
+      {"spec.devices[2]",
+       "\"cuda:0\" must be of one family with \"cpu:1\" (spec.devices[0]): an engine runs on CPU devices or on CUDA devices, not "
+       "on both",
+       [](EngineSpec& s) {
+         s.devices = {"cpu:1", "cpu", "cuda:0"};
+       }},
+      {"spec.devices[1]", "\"cpu:0\" must be of one family with \"cuda:0\" (spec.devices[0])",
+       [](EngineSpec& s) {
+         s.devices = {"cuda:0", "cpu:0"};
+       }},
+      {"spec.knobs.prefillDevices.max", "2 must not be above 1: spec.devices has one device",
+       [](EngineSpec& s) { s.knobs.prefill_devices.max = 2; }},
+      {"spec.knobs.prefillDevices.max", "3 must not be above 2: of 3 devices one must be left to decode",
+       [](EngineSpec& s) {
+         s.devices = {"cpu:0", "cpu:1", "cpu:2"}, s.knobs.prefill_devices.max = 3;
+       }},
+      {"spec.override.prefillDevices", "2 is outside spec.knobs.prefillDevices, 1..1",
+       [](EngineSpec& s) { s.override_ = OverrideSpec{.prefill_devices = 2}; }},
+      {"spec.knobs.reservation.initial", "\"Early\" must be one of the knob's choices",
+       [](EngineSpec& s) {
+         s.knobs.reservation = {Reservation::Early, {Reservation::LastChunk}};
+       }},
+      {"spec.override.reservation", "\"Early\" is not one of LastChunk",
+       [](EngineSpec& s) {
+         s.knobs.reservation.choices = {Reservation::LastChunk};
+         s.override_ = OverrideSpec{.reservation = Reservation::Early};
        }},
       {"spec.knobs.deadlineMargin.min", "30 must not be above max (20)",
        [](EngineSpec& s) {
@@ -74,15 +105,10 @@ TEST(Checks, each_broken_rule_is_one_error_at_its_field) {
        }},
       {"spec.knobs.priorityPolicy.initial", "\"Deadline\" must be one of the knob's choices",
        [](EngineSpec& s) { s.knobs.priority_policy.choices = {PriorityPolicy::DecodeFirst}; }},
-      {"spec.knobs.mode.initial", "\"Disaggregated\" is not available: this engine runs mode Chunked only",
-       [](EngineSpec& s) {
-         s.knobs.mode = {Mode::Disaggregated, {Mode::Chunked, Mode::Disaggregated}};
-       }},
-      {"spec.override.mode", "\"Disaggregated\" is not available: this engine runs mode Chunked only",
-       [](EngineSpec& s) {
-         s.knobs.mode.choices = {Mode::Chunked, Mode::Disaggregated};
-         s.override_ = OverrideSpec{.mode = Mode::Disaggregated};
-       }},
+      {"spec.knobs.mode.initial", "\"Disaggregated\" must be one of the knob's choices",
+       [](EngineSpec& s) { s.knobs.mode.initial = Mode::Disaggregated; }},
+      {"spec.override.mode", "\"Disaggregated\" is not one of Chunked",
+       [](EngineSpec& s) { s.override_ = OverrideSpec{.mode = Mode::Disaggregated}; }},
       {"spec.knobs.maxNumBatchedTokens.initial", "79 must be at least maxNumSeqs.initial (64) + one prefill quantum (16) = 80",
        [](EngineSpec& s) { s.knobs.max_num_batched_tokens.initial = 79; }},
       {"spec.knobs.maxNumBatchedTokens.min", "23 must be at least maxNumSeqs.min (8) + one prefill quantum (16) = 24",
@@ -112,6 +138,42 @@ TEST(Checks, each_broken_rule_is_one_error_at_its_field) {
     EXPECT_EQ(errors[0].field, c.field);
     EXPECT_THAT(describe(errors[0]), testing::HasSubstr(c.says));
   }
+}
+
+TEST(Checks, mode_disaggregated_may_start_and_be_pinned_where_it_is_a_choice) {
+  EngineSpec spec = good_spec();
+  spec.knobs.mode = {Mode::Disaggregated, {Mode::Chunked, Mode::Disaggregated}};
+  spec.override_ = OverrideSpec{.mode = Mode::Disaggregated, .prefill_share = 30, .reservation = Reservation::Early};
+  EXPECT_TRUE(check_spec(spec).empty());
+}
+
+TEST(Checks, several_devices_of_one_family_leave_one_to_decode) {
+  for (const char* family : {"cpu:", "cuda:"}) {
+    EngineSpec spec = good_spec();
+    spec.devices.clear();
+    for (const char* index : {"999", "0", "7", "10"}) spec.devices.push_back(std::string(family) + index);
+    spec.knobs.prefill_devices = {.initial = 2, .min = 1, .max = 3};
+    spec.override_ = OverrideSpec{.prefill_devices = 3};
+    EXPECT_TRUE(check_spec(spec).empty()) << family;
+  }
+}
+
+TEST(Checks, a_wrong_device_is_one_error_and_sets_no_family) {
+  EngineSpec spec = good_spec();
+  spec.devices = {"gpu", "cuda:0", "cuda:1"};
+  const FieldErrors errors = check_spec(spec);
+  ASSERT_EQ(errors.size(), 1U);
+  EXPECT_EQ(errors[0].field, "spec.devices[0]");
+}
+
+TEST(DeviceName, cpu_is_cpu_0_and_nothing_else_has_two_names) {
+  EXPECT_EQ(parse_device("cpu"), (DeviceName{DeviceFamily::Cpu, 0}));
+  EXPECT_EQ(parse_device("cpu:0"), parse_device("cpu"));
+  EXPECT_EQ(parse_device("cpu:12"), (DeviceName{DeviceFamily::Cpu, 12}));
+  EXPECT_EQ(parse_device("cuda:999"), (DeviceName{DeviceFamily::Cuda, 999}));
+  for (const char* other :
+       {"", ":", "cuda", "cuda:", "cpu:00", "cpu:01", "cpu:-1", "cpu:+1", "cpu:1000", "cpu:1 ", "CPU:1", "cpus:1"})
+    EXPECT_EQ(parse_device(other), std::nullopt) << other;
 }
 
 TEST(Checks, memory_must_hold_one_request_of_the_longest_length_in_whole_blocks) {

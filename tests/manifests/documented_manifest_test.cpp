@@ -17,6 +17,7 @@ spec:
     dtype: BFloat16
   devices: [cpu]                   # cpu | cpu:0 | cuda:0 ...
   capacity: {maxModelLen: 4096, maxNumSeqs: 64, kvCacheMemory: 512Mi}
+  lanes: {lockstep: None, maxHandoffs: 64, handoffLease: 10s}
   objectives: {ttft: 500ms, itl: 50ms, attainment: 99}
   knobs:                           # where each knob starts and may go
     maxNumBatchedTokens: {initial: 512, min: 64, max: 4096}
@@ -25,6 +26,8 @@ spec:
     maxNumSeqs: {initial: 64, min: 8, max: 64}
     mode: {initial: Chunked, choices: [Chunked, Disaggregated]}
     prefillShare: {initial: 50, min: 10, max: 90}
+    reservation: {initial: LastChunk, choices: [LastChunk, PrefillComplete, Early]}
+    prefillDevices: {initial: 1, min: 1, max: 1}
   tuning: {enabled: true, window: 15s}
   override: {maxNumBatchedTokens: 256, expiresAfter: 10m}
 )",
@@ -57,6 +60,23 @@ TEST(DerivedDefaults, ends_that_are_left_out_fit_what_is_written) {
   const EngineSpec narrow = read_spec("  knobs: {maxNumBatchedTokens: {max: 256}, maxNumSeqs: {max: 32}}\n");
   EXPECT_EQ(narrow.knobs.max_num_batched_tokens, (IntegerKnob{.initial = 256, .min = 64, .max = 256}));
   EXPECT_EQ(narrow.knobs.max_num_seqs, (IntegerKnob{.initial = 32, .min = 8, .max = 32}));
+}
+
+TEST(DerivedDefaults, prefill_devices_may_be_all_but_one) {
+  EXPECT_EQ(read_spec("").knobs.prefill_devices, (IntegerKnob{.initial = 1, .min = 1, .max = 1}));
+  EXPECT_EQ(read_spec("  devices: [cpu:0, cpu:1]\n").knobs.prefill_devices.max, 1);
+  EXPECT_EQ(read_spec("  devices: [cpu:0, cpu:1, cpu:2, cpu:3]\n").knobs.prefill_devices,
+            (IntegerKnob{.initial = 1, .min = 1, .max = 3}));
+  EXPECT_EQ(read_spec("  devices: [cpu:0, cpu:1, cpu:2, cpu:3]\n  knobs: {prefillDevices: {max: 2}}\n").knobs.prefill_devices.max,
+            2);
+}
+
+TEST(DerivedDefaults, disaggregated_takes_no_memory_unasked_and_naming_it_anywhere_asks_for_it) {
+  EXPECT_EQ(read_spec("").knobs.mode.choices, std::vector{Mode::Chunked});
+  const ChoiceKnob<Mode> named = read_spec("  knobs: {mode: {initial: Disaggregated}}\n").knobs.mode;
+  EXPECT_EQ(named.initial, Mode::Disaggregated);
+  EXPECT_EQ(named.choices, (std::vector{Mode::Chunked, Mode::Disaggregated}));
+  EXPECT_EQ(read_spec("  knobs: {mode: {choices: [Disaggregated, Chunked]}}\n").knobs.mode.initial, Mode::Chunked);
 }
 
 TEST(DerivedDefaults, what_is_written_stands_and_is_checked) {

@@ -51,7 +51,8 @@ TEST(Json, yaml_and_json_of_the_same_manifest_decode_alike) {
 
 TEST(Json, knob_values_are_shown_by_their_manifest_names) {
   EXPECT_EQ(to_json(KnobValues()).dump(), R"({"maxNumBatchedTokens":512,"priorityPolicy":"Deadline","deadlineMargin":20,)"
-                                          R"("maxNumSeqs":64,"mode":"Chunked","prefillShare":50})");
+                                          R"("maxNumSeqs":64,"mode":"Chunked","prefillShare":50,"reservation":"LastChunk",)"
+                                          R"("prefillDevices":1})");
 }
 
 TEST(Json, what_the_server_writes_is_ignored_and_null_counts_as_left_out) {
@@ -177,7 +178,14 @@ TEST(Fields, the_list_names_every_leaf_once_and_says_what_needs_a_restart) {
   EXPECT_EQ(fields.at("spec.knobs.maxNumBatchedTokens.min"), Change::Live);
   EXPECT_EQ(fields.at("spec.knobs.maxNumSeqs.max"), Change::Live);
   EXPECT_EQ(fields.at("spec.override.expiresAfter"), Change::Live);
-  EXPECT_EQ(fields.size(), 50U);
+  EXPECT_EQ(fields.at("spec.knobs.mode.choices"), Change::Restart);
+  EXPECT_EQ(fields.at("spec.knobs.mode.initial"), Change::Live);
+  EXPECT_EQ(fields.at("spec.knobs.reservation.choices"), Change::Live);
+  EXPECT_EQ(fields.at("spec.knobs.prefillDevices.max"), Change::Live);
+  EXPECT_EQ(fields.at("spec.lanes.lockstep"), Change::Restart);
+  EXPECT_EQ(fields.at("spec.lanes.maxHandoffs"), Change::Restart);
+  EXPECT_EQ(fields.at("spec.lanes.handoffLease"), Change::Restart);
+  EXPECT_EQ(fields.size(), 60U);
 }
 
 TEST(Fields, a_diff_names_exactly_the_leaves_that_differ) {

@@ -30,7 +30,7 @@ Decoded<PatchedLayer> patch(const ApiLayer& layer, const char* text) {
 TEST(Layers, without_more_every_knob_starts_where_the_file_says) {
   const EffectiveKnobs knobs = effective_knobs({.file = file_spec()}, 0s);
   EXPECT_EQ(knobs.values, KnobValues());
-  EXPECT_EQ(knobs.origins.size(), 6U);
+  EXPECT_EQ(knobs.origins.size(), 8U);
   EXPECT_EQ(to_string(knobs.origin("mode")), "file");
   EXPECT_TRUE(knobs.clamped.empty());
 }
@@ -114,6 +114,38 @@ TEST(Layers, restart_fields_are_forbidden_by_name_unless_nothing_changes) {
   EXPECT_TRUE(patch(ApiLayer::object(), R"({"model":{"dtype":null,"synthetic":null}})").ok());
   EXPECT_THAT(fields(patch(ApiLayer::object(), R"({"knobs":{"maxNumBatchedTokens":{"max":8192}}})")),
               ElementsAre("spec.knobs.maxNumBatchedTokens.max FieldValueForbidden"));
+  EXPECT_THAT(fields(patch(ApiLayer::object(),
+                           R"({"knobs":{"mode":{"choices":["Chunked","Disaggregated"]}},"lanes":{"lockstep":"EveryStep"}})")),
+              ElementsAre("spec.lanes.lockstep FieldValueForbidden", "spec.knobs.mode.choices FieldValueForbidden"));
+}
+
+TEST(Layers, mode_reservation_and_prefill_devices_move_over_the_api_and_an_override_wins) {
+  EngineSpec file = file_spec();
+  file.devices = {"cpu:0", "cpu:1", "cpu:2"};
+  file.knobs.mode.choices = {Mode::Chunked, Mode::Disaggregated};
+  file.knobs.prefill_devices.max = 2;
+  const auto moved = patch_api_layer(
+      file, ApiLayer::object(),
+      Json::parse(
+          R"({"knobs":{"mode":{"initial":"Disaggregated"},"reservation":{"initial":"Early"},"prefillDevices":{"initial":2}}})"));
+  ASSERT_TRUE(moved.ok()) << describe(moved.errors.at(0));
+  Layers layers{.file = file, .api = moved.value.layer};
+  EffectiveKnobs knobs = effective_knobs(layers, 0s);
+  EXPECT_EQ(knobs.values.mode, Mode::Disaggregated);
+  EXPECT_EQ(knobs.values.reservation, Reservation::Early);
+  EXPECT_EQ(knobs.values.prefill_devices, 2);
+  EXPECT_EQ(knobs.origin("reservation"), Layer::Api);
+
+  const auto pinned = patch_api_layer(file, moved.value.layer,
+                                      Json::parse(R"({"override":{"reservation":"PrefillComplete","prefillDevices":1}})"));
+  ASSERT_TRUE(pinned.ok()) << describe(pinned.errors.at(0));
+  layers.api = pinned.value.layer;
+  knobs = effective_knobs(layers, 0s);
+  EXPECT_EQ(knobs.values.mode, Mode::Disaggregated);
+  EXPECT_EQ(knobs.values.reservation, Reservation::PrefillComplete);
+  EXPECT_EQ(knobs.values.prefill_devices, 1);
+  EXPECT_TRUE(knobs.pinned("reservation"));
+  EXPECT_TRUE(knobs.pinned("prefillDevices"));
 }
 
 TEST(Layers, a_bad_patch_is_refused_whole_with_all_its_errors) {

@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "manifests/names.h"
+#include "manifests/node.h"
 #include "tests/manifests/manifest_text.h"
 
 namespace rubato {
@@ -36,19 +38,22 @@ spec:
                 vocabulary: 4096, tiedEmbeddings: false, seed: 9007199254740992}
     servedName: small
     dtype: BFloat16
-  devices: [cpu:0, "cuda:1"]
+  devices: [cuda:3, "cuda:1", cuda:0]
   capacity: {maxModelLen: 1024, maxNumSeqs: 16, maxWaiting: 7, kvCacheMemory: 0.5Gi, cpuThreads: 3}
+  lanes: {lockstep: Aligned, maxHandoffs: 65, handoffLease: 11s}
   objectives: {ttft: 1h, itl: 12500us, attainment: 95}
   knobs:
     maxNumBatchedTokens: {initial: 300, min: 40, max: 3000}
     priorityPolicy: {initial: ShortestFirst, choices: [ShortestFirst, DecodeFirst]}
     deadlineMargin: {initial: 21, min: 1, max: 51}
     maxNumSeqs: {initial: 12, min: 2, max: 16}
-    mode: {initial: Chunked, choices: [Chunked]}
+    mode: {initial: Disaggregated, choices: [Disaggregated, Chunked]}
     prefillShare: {initial: 51, min: 11, max: 91}
+    reservation: {initial: Early, choices: [Early, PrefillComplete]}
+    prefillDevices: {initial: 2, min: 1, max: 2}
   tuning: {enabled: false, window: 1m, minRequests: 33, settle: 0s, dwell: 1h30m}
   override: {maxNumBatchedTokens: 256, priorityPolicy: DecodeFirst, deadlineMargin: 30, maxNumSeqs: 8, mode: Chunked, prefillShare: 40,
-             expiresAfter: 10m}
+             reservation: PrefillComplete, prefillDevices: 1, expiresAfter: 10m}
 )",
                                      "all.yaml");
   ASSERT_TRUE(result) << result.failure().text();
@@ -70,9 +75,10 @@ spec:
                                                      .seed = 9007199254740992},
                          .served_name = "small",
                          .dtype = DataType::BFloat16};
-  expected.spec.devices = {"cpu:0", "cuda:1"};
+  expected.spec.devices = {"cuda:3", "cuda:1", "cuda:0"};
   expected.spec.capacity = {
       .max_model_len = 1024, .max_num_seqs = 16, .max_waiting = 7, .kv_cache_memory = 512LL << 20, .cpu_threads = 3};
+  expected.spec.lanes = {.lockstep = Lockstep::Aligned, .max_handoffs = 65, .handoff_lease = 11s};
   expected.spec.objectives = {.ttft = 1h, .itl = 12500us, .attainment = 95};
   expected.spec.knobs.max_num_batched_tokens = {.initial = 300, .min = 40, .max = 3000};
   expected.spec.knobs.priority_policy = {.initial = PriorityPolicy::ShortestFirst,
@@ -80,6 +86,10 @@ spec:
   expected.spec.knobs.deadline_margin = {.initial = 21, .min = 1, .max = 51};
   expected.spec.knobs.max_num_seqs = {.initial = 12, .min = 2, .max = 16};
   expected.spec.knobs.prefill_share = {.initial = 51, .min = 11, .max = 91};
+  expected.spec.knobs.mode = {.initial = Mode::Disaggregated, .choices = {Mode::Disaggregated, Mode::Chunked}};
+  expected.spec.knobs.reservation = {.initial = Reservation::Early,
+                                     .choices = {Reservation::Early, Reservation::PrefillComplete}};
+  expected.spec.knobs.prefill_devices = {.initial = 2, .min = 1, .max = 2};
   expected.spec.tuning = {.enabled = false, .window = 1min, .min_requests = 33, .settle = 0s, .dwell = 90min};
   expected.spec.override_ = OverrideSpec{.max_num_batched_tokens = 256,
                                          .priority_policy = PriorityPolicy::DecodeFirst,
@@ -87,6 +97,8 @@ spec:
                                          .max_num_seqs = 8,
                                          .mode = Mode::Chunked,
                                          .prefill_share = 40,
+                                         .reservation = Reservation::PrefillComplete,
+                                         .prefill_devices = 1,
                                          .expires_after = 10min};
   EXPECT_EQ(result->manifest, expected);
 }
@@ -234,6 +246,35 @@ TEST(ReadManifest, misspelt_values_and_keys_come_with_a_suggestion_and_what_is_a
 TEST(ReadManifest, a_range_error_says_what_was_found_and_what_is_allowed) {
   EXPECT_EQ(errors_of(manifest_with("  knobs:\n    maxNumBatchedTokens:\n      initial: 512\n      min: 0")),
             "chat.yaml:9:12 spec.knobs.maxNumBatchedTokens.min: 0 is outside 1..65536\n");
+}
+
+TEST(ReadManifest, lanes_are_within_their_ranges) {
+  EXPECT_EQ(errors_of(manifest_with("  lanes: {lockstep: None, maxHandoffs: 4096, handoffLease: 100ms}")), "good");
+  EXPECT_EQ(errors_of(manifest_with("  lanes: {lockstep: EveryStep, maxHandoffs: 1, handoffLease: 10m}")), "good");
+  EXPECT_EQ(errors_of(manifest_with("  lanes: {maxHandoffs: 0}")),
+            "chat.yaml:6:24 spec.lanes.maxHandoffs: 0 is outside 1..4096\n");
+  EXPECT_EQ(errors_of(manifest_with("  lanes: {maxHandoffs: 4097}")),
+            "chat.yaml:6:24 spec.lanes.maxHandoffs: 4097 is outside 1..4096\n");
+  EXPECT_EQ(errors_of(manifest_with("  lanes: {handoffLease: 99ms}")),
+            "chat.yaml:6:25 spec.lanes.handoffLease: \"99ms\" is outside 100ms..10m\n");
+  EXPECT_EQ(errors_of(manifest_with("  lanes: {handoffLease: 601s}")),
+            "chat.yaml:6:25 spec.lanes.handoffLease: \"601s\" is outside 100ms..10m\n");
+  EXPECT_EQ(errors_of(manifest_with("  lanes: {lockstep: Alligned}")),
+            "chat.yaml:6:21 spec.lanes.lockstep: \"Alligned\" is not one of None, EveryStep, Aligned; did you mean Aligned?\n");
+  EXPECT_EQ(errors_of(manifest_with("  lanes: {lockstep: On}")),
+            "chat.yaml:6:21 spec.lanes.lockstep: On must be one of None, EveryStep, Aligned\n");
+}
+
+TEST(ReadManifest, every_name_is_text_to_every_reader_of_yaml) {
+  const auto expect_text = [](const auto& names) {
+    for (const auto& named : names) EXPECT_EQ(kind_of_plain(named.name), Node::Kind::String) << named.name;
+  };
+  expect_text(enum_names<PriorityPolicy>);
+  expect_text(enum_names<Mode>);
+  expect_text(enum_names<Reservation>);
+  expect_text(enum_names<Lockstep>);
+  expect_text(enum_names<DataType>);
+  expect_text(enum_names<Architecture>);
 }
 
 TEST(ReadManifest, duplicate_keys_are_errors_at_every_level) {

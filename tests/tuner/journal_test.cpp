@@ -9,6 +9,9 @@
 
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tuner/journal_rows.h"
 
 namespace rubato::tuner {
 namespace {
@@ -28,7 +31,15 @@ class JournalTest : public ::testing::Test {
   static JournalTrial trial(std::int64_t number) {
     JournalTrial entry;
     entry.trial.number = number;
-    entry.trial.knobs = {.max_num_batched_tokens = 300, .max_num_seqs = 24, .priority_policy = PriorityPolicy::ShortestFirst};
+    entry.trial.knobs = {.max_num_batched_tokens = 300,
+                         .max_num_seqs = 24,
+                         .priority_policy = PriorityPolicy::ShortestFirst,
+                         .mode = Mode::Disaggregated,
+                         .prefill_share = 35,
+                         .reservation = Reservation::Early,
+                         .prefill_devices = 3};
+    entry.bounds.prefill_devices.max = 3;
+    entry.bounds.reservation = {Reservation::Early, {Reservation::Early}};
     entry.trial.outcome = "Incumbent";
     Window& w = entry.trial.window;
     w.begin = TimePoint(std::chrono::seconds(number));
@@ -74,7 +85,7 @@ TEST_F(JournalTest, what_was_recorded_reads_back_equal) {
   EXPECT_EQ(rows[0].trial.outcome, "Incumbent");
   EXPECT_EQ(rows[0].trial.window.ttft_p99, std::chrono::milliseconds(730));
   EXPECT_EQ(rows[0].trial.window.prompt_tokens_mean, 612.25);
-  EXPECT_EQ(rows[0].bounds, KnobsSpec{});
+  EXPECT_EQ(rows[0].bounds, trial(7).bounds);
   EXPECT_EQ(journal->last_trial_number(), 7);
   const auto decisions = journal->decisions(10).value();
   ASSERT_EQ(decisions.size(), 2u);
@@ -82,6 +93,22 @@ TEST_F(JournalTest, what_was_recorded_reads_back_equal) {
   EXPECT_TRUE(decisions[0].decision.trial);
   EXPECT_EQ(decisions[0].decision.reason, "TrialStarted");
   EXPECT_FALSE(decisions[1].decision.apply);
+}
+
+TEST(JournalRows, of_before_there_were_reservation_and_prefill_devices_read_as_what_was_done_then) {
+  const auto without = [](std::string row) {
+    auto json = nlohmann::ordered_json::parse(row);
+    EXPECT_EQ(json.erase("reservation"), 1u);
+    EXPECT_EQ(json.erase("prefillDevices"), 1u);
+    return json.dump();
+  };
+  EXPECT_EQ(knobs_from_row(without(to_row(KnobValues{.max_num_batched_tokens = 300}))),
+            KnobValues{.max_num_batched_tokens = 300});
+  EXPECT_EQ(bounds_from_row(without(to_row(KnobsSpec{}))), KnobsSpec{});
+  EXPECT_FALSE(knobs_from_row(R"({"maxNumBatchedTokens":300})"));
+  auto strange = nlohmann::ordered_json::parse(to_row(KnobValues{}));
+  strange["reservation"] = 3;
+  EXPECT_FALSE(knobs_from_row(strange.dump()));
 }
 
 TEST_F(JournalTest, other_models_and_objectives_stay_apart) {

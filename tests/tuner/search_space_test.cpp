@@ -115,5 +115,62 @@ TEST(SearchSpace, prefill_share_is_searched_in_disaggregated_mode_only) {
   EXPECT_EQ(shares.size(), 9u);
 }
 
+TEST(SearchSpace, prefill_devices_are_searched_in_disaggregated_mode_only) {
+  SearchSpace space = everything_free();
+  space.mode_free = space.prefill_devices_free = true;
+  space.knobs.mode.choices = {Mode::Chunked, Mode::Disaggregated};
+  space.knobs.prefill_devices.max = 3;
+  space.base.prefill_devices = 2;
+  std::set<std::int32_t> devices;
+  const LegalSettings legal(space);
+  for (const KnobValues& one : legal.grid(1 << 20, 1)) {
+    EXPECT_EQ(one, legal.canonical(one));
+    if (one.mode == Mode::Disaggregated) {
+      devices.insert(one.prefill_devices);
+    } else {
+      EXPECT_EQ(one.prefill_devices, 2);
+    }
+  }
+  EXPECT_EQ(devices, (std::set<std::int32_t>{1, 2, 3}));
+  EXPECT_EQ(legal.canonical({.mode = Mode::Chunked, .prefill_devices = 3}).prefill_devices, 2);
+  EXPECT_EQ(legal.clamp({.mode = Mode::Disaggregated, .prefill_devices = 9}).prefill_devices, 3);
+}
+
+TEST(SearchSpace, with_chunked_the_only_mode_share_devices_and_mode_are_no_dimensions) {
+  const auto grid = LegalSettings(everything_free()).grid(1 << 20, 1);
+  SearchSpace space = everything_free();
+  space.mode_free = space.prefill_share_free = space.prefill_devices_free = true;
+  space.knobs.prefill_devices.max = 3;
+  EXPECT_EQ(LegalSettings(space).grid(1 << 20, 1), grid);
+  space.max_num_batched_tokens_free = space.max_num_seqs_free = space.priority_policy_free = space.deadline_margin_free = false;
+  EXPECT_FALSE(LegalSettings(space).any_free());
+}
+
+TEST(SearchSpace, a_pinned_mode_disaggregated_leaves_share_and_devices_to_search) {
+  SearchSpace space = everything_free();
+  space.base.mode = Mode::Disaggregated;
+  space.max_num_batched_tokens_free = space.max_num_seqs_free = space.priority_policy_free = space.deadline_margin_free = false;
+  EXPECT_FALSE(LegalSettings(space).any_free());
+  space.prefill_devices_free = true;
+  EXPECT_FALSE(LegalSettings(space).any_free());  // a range of one
+  space.knobs.prefill_devices.max = 2;
+  EXPECT_TRUE(LegalSettings(space).any_free());
+  EXPECT_EQ(LegalSettings(space).grid(100, 1).size(), 2u);
+}
+
+TEST(SearchSpace, reservation_is_a_persons_to_set_and_never_searched) {
+  SearchSpace space = everything_free();
+  space.mode_free = space.prefill_share_free = space.prefill_devices_free = true;
+  space.knobs.mode.choices = {Mode::Chunked, Mode::Disaggregated};
+  space.base.reservation = Reservation::Early;
+  const LegalSettings legal(space);
+  for (const KnobValues& one : legal.grid(1 << 20, 1)) ASSERT_EQ(one.reservation, Reservation::Early);
+  KnobValues other = legal.clamp(space.base);
+  EXPECT_TRUE(legal.contains(other));
+  other.reservation = Reservation::LastChunk;
+  EXPECT_FALSE(legal.contains(other));
+  EXPECT_EQ(legal.clamp(other).reservation, Reservation::Early);
+}
+
 }  // namespace
 }  // namespace rubato::tuner

@@ -241,6 +241,23 @@ TEST(Tuner, an_override_wins_at_once_and_the_search_goes_on_with_the_rest) {
   }
 }
 
+TEST(Tuner, a_change_of_reservation_is_taken_over_at_once_and_kept) {
+  Feed feed;
+  feed.window(50, 0.5);
+  TunerOptions wanted = options();
+  wanted.space.base.reservation = Reservation::Early;
+  const Decision decision = feed.tuner.reconfigure(wanted, feed.now);
+  EXPECT_EQ(feed.tuner.status().incumbent.reservation, Reservation::Early);
+  if (decision.apply) {
+    EXPECT_EQ(decision.apply->reservation, Reservation::Early);
+  }
+  for (int i = 0; i < 60; ++i) {
+    const Decision next = feed.window(50, 0.5);
+    if (!next.apply) continue;
+    EXPECT_EQ(next.apply->reservation, Reservation::Early);
+  }
+}
+
 TEST(Tuner, a_trial_that_stays_legal_goes_on_over_a_reconfiguration) {
   Feed feed;
   const KnobValues trial = *feed.window(50, 0.5).apply;
