@@ -25,7 +25,7 @@
 #include "daemon/control/manifest_watch.h"
 #include "daemon/control/reconciler.h"
 #include "daemon/data_port.h"
-#include "daemon/lane_thread.h"
+#include "daemon/lane_threads.h"
 #include "daemon/latency_windows.h"
 #include "daemon/metrics/metrics.h"
 #include "daemon/model_loading.h"
@@ -109,8 +109,8 @@ class Daemon {
                                 .version = version,
                                 .backend = "cpu",
                                 .objectives = spec_.objectives,
-                                .max_model_len = plan.limits.max_model_len,
-                                .kv_block_count = plan.limits.block_count}),
+                                .max_model_len = plan.limits.each.max_model_len,
+                                .kv_block_count = plan.limits.devices * plan.limits.each.block_count}),
         reconciler_(manifest, reconciler_options(options), metrics_),
         watch_(options.manifest, manifest.hash),
         control_api_(reconciler_, metrics_, {.version = version, .wall_clock = wall_now, .steady_clock = steady_now}),
@@ -188,15 +188,17 @@ class Daemon {
 
   void start_serving(LoadedModel model) {
     for (const std::string& note : model.plan.notes) spdlog::warn("{}", note);
-    const std::string backend = model.backend->description();
+    std::string backend = model.backends.front()->description();
+    if (spec_.devices.size() > 1) backend += fmt::format(", {} devices", spec_.devices.size());
     const std::string key = model_key(spec_, model);
     tokenizer_ = std::move(model.tokenizer);
-    std::unique_ptr<OwnedServing> serving =
-        start_lane_thread(std::move(model.backend), LaneThreadOptions{.limits = model.plan.limits,
-                                                                      .initial = reconciler_.knobs(),
-                                                                      .objectives = reconciler_.objectives(),
-                                                                      .observers = {&metrics_, &windows_},
-                                                                      .backend_description = backend});
+    std::unique_ptr<OwnedServing> serving = start_lane_threads(
+        std::move(model.backends), LaneThreadsOptions{.limits = model.plan.limits,
+                                                      .initial = reconciler_.knobs(),
+                                                      .objectives = reconciler_.objectives(),
+                                                      .observers = {&metrics_, &windows_},
+                                                      .backend_description = backend,
+                                                      .kv_block_bytes = kv_block_tokens * model.plan.kv_bytes_per_token});
     const std::int32_t max_model_len = serving->status()->effective_max_len;
     const openai::ModelInfo info{
         .names = {served_name_},
@@ -214,7 +216,7 @@ class Daemon {
     data_port_.ready(std::move(api));
     start_tuning(key);
     spdlog::info("serving {} on {}: {} tokens per request, {} KV blocks of {} tokens", served_name_, backend, max_model_len,
-                 model.plan.limits.block_count, kv_block_tokens);
+                 model.plan.limits.each.block_count, kv_block_tokens);
   }
 
   void start_tuning(const std::string& key) {
@@ -352,7 +354,7 @@ int check(const Options& options) {
   const auto& [manifest, plan] = *planned;
   std::fprintf(stderr, "%s: good: %s of %s parameters, %s of weights, %d KV blocks of %d tokens\n", manifest.file.c_str(),
                plan.config.architecture.c_str(), std::to_string(plan.config.parameter_count()).c_str(),
-               format_quantity(plan.weight_bytes).c_str(), plan.limits.block_count, kv_block_tokens);
+               format_quantity(plan.weight_bytes).c_str(), plan.limits.each.block_count, kv_block_tokens);
   for (const std::string& note : plan.notes) std::fprintf(stderr, "note: %s\n", note.c_str());
   return 0;
 }

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "daemon/control/control_api.h"
-#include "daemon/lane_thread.h"
+#include "daemon/lane_threads.h"
 #include "daemon/openai/error_answer.h"
 
 namespace rubato {

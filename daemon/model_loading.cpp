@@ -25,7 +25,7 @@ Result<engine::ModelConfig> read_config(const ModelSpec& model) {
   return engine::read_model_config(model.path);
 }
 
-bool is_cuda(const EngineSpec& spec) {
+bool is_cuda(const EngineSpec& spec) {  // all devices are of one family
   return spec.devices.front().starts_with("cuda");
 }
 
@@ -36,30 +36,49 @@ DataType choose_dtype(const EngineSpec& spec, const engine::ModelConfig& config)
 }
 
 Result<void> check_devices(const std::vector<std::string>& devices) {
-  if (devices.size() != 1)
-    return unexpected(ErrorCode::InvalidArgument, "spec.devices", "several devices are not supported yet; name one");
-  if (devices[0] == "cpu" || devices[0] == "cpu:0") return {};
+  for (std::size_t i = 0; i < devices.size(); ++i) {
+    if (devices[i].starts_with("cpu")) continue;
 #if RUBATO_HAS_CUDA
-  if (Result<std::int32_t> index = engine::cuda_device_index(devices[0]); !index) return Unexpected(std::move(index).error());
-  return {};
+    if (Result<std::int32_t> index = engine::cuda_device_index(devices[i]); !index) return Unexpected(std::move(index).error());
 #else
-  return unexpected(ErrorCode::InvalidArgument, "spec.devices",
-                    "device '" + devices[0] + "' needs a backend that this build does not have; cpu is built in");
+    return unexpected(ErrorCode::InvalidArgument, "spec.devices[" + std::to_string(i) + "]",
+                      "device '" + devices[i] + "' needs a backend that this build does not have; cpu is built in");
 #endif
+  }
+  return {};
 }
 
-Result<std::unique_ptr<engine::Backend>> make_backend(const EngineSpec& spec, const engine::ModelConfig& config,
+Result<std::unique_ptr<engine::Backend>> make_backend(const std::string& device, const engine::ModelConfig& config,
                                                       engine::WeightSource& weights, const engine::BackendOptions& options) {
 #if RUBATO_HAS_CUDA
-  if (is_cuda(spec)) {
-    const Result<std::int32_t> index = engine::cuda_device_index(spec.devices.front());
+  if (device.starts_with("cuda")) {
+    const Result<std::int32_t> index = engine::cuda_device_index(device);
     if (!index) return Unexpected(Error(index.error()));
     return engine::make_cuda_backend(config, weights, options, *index);
   }
 #else
-  CHECK(!is_cuda(spec), "refused by plan_model");
+  CHECK(!device.starts_with("cuda"), "refused by plan_model");
 #endif
   return engine::make_cpu_backend(config, weights, options);
+}
+
+Result<void> make_backends(const EngineSpec& spec, engine::WeightSource& weights, const engine::BackendOptions& options,
+                           LoadedModel& model) {
+  for (const std::string& device : spec.devices) {
+    Result<std::unique_ptr<engine::Backend>> backend = make_backend(device, model.plan.config, weights, options);
+    if (!backend) return Unexpected(std::move(backend).error());
+    model.backends.push_back(std::move(*backend));
+  }
+  if (model.plan.limits.lanes_per_device == 1) return {};
+  Result<std::unique_ptr<engine::Backend>> sibling = model.backends.front()->make_sibling();
+  if (!sibling) return Unexpected(std::move(sibling).error());
+  model.backends.push_back(std::move(*sibling));
+  return {};
+}
+
+bool may_disaggregate(const EngineSpec& spec) {
+  const std::vector<Mode>& modes = spec.knobs.mode.choices;
+  return std::find(modes.begin(), modes.end(), Mode::Disaggregated) != modes.end();
 }
 
 }  // namespace
@@ -74,7 +93,9 @@ Result<ModelPlan> plan_model(const EngineSpec& spec) {
   plan.dtype = choose_dtype(spec, plan.config);
   plan.kv_bytes_per_token = plan.config.kv_bytes_per_token(plan.dtype);
   plan.weight_bytes = engine::weight_bytes(plan.config, plan.dtype);
-  plan.threads = spec.capacity.cpu_threads > 0 ? spec.capacity.cpu_threads : engine::default_cpu_threads();
+  const std::int32_t threads = spec.capacity.cpu_threads > 0 ? spec.capacity.cpu_threads : engine::default_cpu_threads();
+  const auto devices = static_cast<std::int32_t>(spec.devices.size());
+  plan.threads = std::max(threads / devices, 1);
 
   std::int32_t max_model_len = spec.capacity.max_model_len;
   if (plan.config.max_position > 0 && max_model_len > plan.config.max_position) {
@@ -91,10 +112,15 @@ Result<ModelPlan> plan_model(const EngineSpec& spec) {
                                   format_quantity(spec.capacity.kv_cache_memory), std::int64_t{blocks} * kv_block_tokens,
                                   max_model_len, format_quantity(((bytes >> 20) + 1) << 20)));
   }
-  plan.limits = policies::SchedulerLimits{.max_model_len = max_model_len,
-                                          .max_num_seqs = spec.capacity.max_num_seqs,
-                                          .max_waiting = spec.capacity.max_waiting,
-                                          .block_count = blocks};
+  plan.limits = policies::LaneGroupLimits{.each = {.max_model_len = max_model_len,
+                                                   .max_num_seqs = spec.capacity.max_num_seqs,
+                                                   .max_waiting = spec.capacity.max_waiting,
+                                                   .block_count = blocks},
+                                          .devices = devices,
+                                          .lanes_per_device = devices == 1 && may_disaggregate(spec) ? 2 : 1,
+                                          .max_handoffs = spec.lanes.max_handoffs,
+                                          .handoff_lease = spec.lanes.handoff_lease,
+                                          .lockstep = spec.lanes.lockstep};
   return plan;
 }
 
@@ -132,23 +158,24 @@ Result<LoadedModel> load_model(const EngineSpec& spec, const std::filesystem::pa
   }
 
   const engine::BackendOptions options{.dtype = model.plan.dtype,
-                                       .block_count = model.plan.limits.block_count,
+                                       .block_count = model.plan.limits.each.block_count,
                                        .max_tokens_per_step = spec.knobs.max_num_batched_tokens.max,
                                        .max_rows = spec.capacity.max_num_seqs,
-                                       .max_model_len = model.plan.limits.max_model_len,
+                                       .max_model_len = model.plan.limits.each.max_model_len,
                                        .threads = model.plan.threads,
                                        .cache_folder = state};
-  Result<std::unique_ptr<engine::Backend>> backend = make_backend(spec, model.plan.config, *weights, options);
-  if (!backend) return Unexpected(std::move(backend).error());
-  model.backend = std::move(*backend);
+  if (Result<void> made = make_backends(spec, *weights, options, model); !made) return Unexpected(std::move(made).error());
   return model;
 }
 
 std::string model_key(const EngineSpec& spec, const LoadedModel& model) {
   const engine::ModelConfig& config = model.plan.config;
   const std::string source = spec.model.synthetic ? "synthetic" : std::filesystem::path(spec.model.path).filename().string();
-  return fmt::format("{}/{}/h{}l{}f{}v{}/{}/{}", source, config.architecture, config.hidden_size, config.layers,
-                     config.feed_forward, config.vocabulary, to_string(model.plan.dtype), model.backend->description());
+  const std::size_t devices = spec.devices.size();
+  const std::string lanes = devices > 1 ? fmt::format("/{} devices", devices) : "";
+  return fmt::format("{}/{}/h{}l{}f{}v{}/{}/{}{}", source, config.architecture, config.hidden_size, config.layers,
+                     config.feed_forward, config.vocabulary, to_string(model.plan.dtype), model.backends.front()->description(),
+                     lanes);
 }
 
 }  // namespace rubato

@@ -16,7 +16,7 @@
 #include "engine/text/tokenizer.h"
 #include "manifests/engine_spec.h"
 #include "manifests/result.h"
-#include "policies/scheduler.h"
+#include "policies/lane_group.h"
 
 namespace rubato {
 
@@ -24,29 +24,31 @@ namespace rubato {
 struct ModelPlan {
   engine::ModelConfig config;
   DataType dtype = DataType::Float32;  // of weights and KV cache
-  policies::SchedulerLimits limits;
-  std::int64_t weight_bytes = 0;
+  policies::LaneGroupLimits limits;
+  std::int64_t weight_bytes = 0;  // on each device
   std::int64_t kv_bytes_per_token = 0;
-  std::int32_t threads = 1;
+  std::int32_t threads = 1;        // of each CPU device
   std::vector<std::string> notes;  // what was clamped, for the log
 };
 
 struct LoadedModel {
   ModelPlan plan;
   std::unique_ptr<text::Tokenizer> tokenizer;
-  std::optional<text::ChatForm> chat_form;  // none: the model's template is of a form that is not known
-  std::unique_ptr<engine::Backend> backend;
+  std::optional<text::ChatForm> chat_form;                 // none: the model's template is of a form that is not known
+  std::vector<std::unique_ptr<engine::Backend>> backends;  // one per lane
 };
 
-/// Reads config.json only. Errors: those of read_model_config and synthetic_model_config; a device this build has no backend for;
-/// a KV budget that does not hold one request of maxModelLen (field spec.capacity.kvCacheMemory, with the bytes that would do).
+/// Reads config.json only. One device has a second lane where mode Disaggregated is among the choices; several devices have one
+/// each, and weights and KV blocks of their own. Errors: those of read_model_config and synthetic_model_config; a device this
+/// build has no backend for; a KV budget that does not hold one request of maxModelLen (field spec.capacity.kvCacheMemory, with
+/// the bytes that would do).
 [[nodiscard]] Result<ModelPlan> plan_model(const EngineSpec& spec);
 
 /// Loads everything; takes seconds to minutes and the memory that plan_model announced. state: a folder in which a backend may
 /// remember what it finds out about its device; empty: none.
 [[nodiscard]] Result<LoadedModel> load_model(const EngineSpec& spec, const std::filesystem::path& state);
 
-/// Identifies model, dtype, backend and device, so that the tuner's journal never reuses evidence from another one.
+/// Identifies model, dtype, backend and devices, so that the tuner's journal never reuses evidence from another one.
 [[nodiscard]] std::string model_key(const EngineSpec& spec, const LoadedModel& model);
 
 }  // namespace rubato

@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "engine/lane.h"
+#include "engine/lanes.h"
 #include "engine/shape_builder.h"
 #include "manifests/settings.h"
 #include "policies/scheduler.h"
@@ -48,8 +48,8 @@ struct Arrival {
   Duration itl_target{};
 };
 
-/// Called on the lane's thread (on_rejected: on an HTTP thread); must return quickly and never block on a client. Implemented by
-/// Metrics and LatencyWindows.
+/// Called on the lanes' threads, one call after another (on_request and on_rejected: on an HTTP thread); must return quickly and
+/// never block on a client. Implemented by Metrics and LatencyWindows.
 class Observer {
  public:
   virtual ~Observer() = default;
@@ -62,6 +62,7 @@ class Observer {
   virtual void on_token_gap(SequenceId id, Duration gap) = 0;
   virtual void on_first_token(const Arrival& arrival, Duration ttft) = 0;
   virtual void on_request_end(const RequestRecord& record) = 0;
+  /// counts: of all lanes together.
   virtual void on_step(const engine::StepRecord& record, const policies::SchedulerCounts& counts) = 0;
   virtual void on_settings(const Settings& settings, TimePoint now) = 0;
   /// A set of step shapes was built, or could not be. (On the shape builder's thread.)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Serving: the lane's thread and the door to it. HTTP threads submit requests and cancel them; the tuning thread and the control
-// API change settings; everything reaches the lane as moves in one bounded queue and takes effect at the next step boundary.
+// Serving: the lanes' threads and the door to them. HTTP threads submit requests and cancel them; the tuning thread and the
+// control API change settings; everything reaches the lanes as moves in one bounded queue and takes effect at the next step
+// boundary.
 #pragma once
 
 #include <atomic>
@@ -11,7 +12,7 @@
 #include <vector>
 
 #include "daemon/observer.h"
-#include "engine/lane.h"
+#include "engine/lanes.h"
 #include "engine/shape_builder.h"
 #include "manifests/engine_spec.h"
 #include "manifests/result.h"
@@ -19,7 +20,8 @@
 
 namespace rubato {
 
-/// Receives one choice's tokens. Called on the lane's thread; must not block. After an event with a finish nothing follows.
+/// Receives one choice's tokens. Called on a lane's thread, one call after another; must not block. After an event with a finish
+/// nothing follows.
 class TokenSink {
  public:
   virtual ~TokenSink() = default;
@@ -31,18 +33,30 @@ struct Submission {
   std::shared_ptr<TokenSink> sink;
 };
 
+/// One lane in the status.
+struct LaneStatus {
+  policies::LaneCounts counts;
+  std::int32_t device = 0;    // index in spec.devices
+  engine::DeviceShare share;  // of the device, while its other lane is in a step
+  std::uint64_t steps = 0;
+  std::shared_ptr<const engine::ShapeStatus> shapes;  // null: not known yet
+};
+
 /// A snapshot for status and metrics, published after every step.
 struct ServingStatus {
-  policies::SchedulerCounts counts;
+  policies::SchedulerCounts counts;  // of all lanes together
+  std::vector<LaneStatus> lanes;
+  policies::HandoffCounts handoffs;
+  policies::LockstepCounts lockstep;
+  std::int64_t kv_block_bytes = 0;
   Settings settings;
   std::uint64_t steps = 0;
   std::int32_t effective_max_len = 0;
   std::int32_t vocabulary = 0;
   std::string backend;
   bool draining = false;
-  std::optional<Error> failure;                       // the device broke
-  std::shared_ptr<const engine::ShapeStatus> shapes;  // null: not known yet
-  TimePoint last_step;                                // for liveness: work waiting and no step for long means stuck
+  std::optional<Error> failure;              // a device broke
+  std::optional<TimePoint> step_open_since;  // of the step that has been running longest; for liveness
 };
 
 class Serving {

@@ -7,7 +7,7 @@
 #include <exception>
 #include <optional>
 
-#include "daemon/lane_thread.h"
+#include "daemon/lane_threads.h"
 
 namespace rubato {
 namespace {

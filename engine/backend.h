@@ -77,12 +77,6 @@ class StepShapes {
   [[nodiscard]] virtual std::int64_t bytes() const = 0;
 };
 
-/// A block whose contents are wanted in another pool, or in another place of the same.
-struct BlockCopy {
-  BlockId from;
-  BlockId to;
-};
-
 /// How much of a device two backends on it get. Percent, because that is what a manifest speaks of; a device that can only be
 /// split in steps takes the nearest.
 struct DeviceShare {

@@ -26,6 +26,19 @@ struct BlockId {
   friend auto operator<=>(const BlockId&, const BlockId&) = default;
 };
 
+/// A block whose contents are wanted in another pool, or in another place of the same.
+struct BlockCopy {
+  BlockId from;
+  BlockId to;
+  friend bool operator==(const BlockCopy&, const BlockCopy&) = default;
+};
+
+/// One lane of the node: 0 .. lanes-1.
+struct LaneIndex {
+  std::int32_t value = 0;
+  friend auto operator<=>(const LaneIndex&, const LaneIndex&) = default;
+};
+
 }  // namespace rubato
 
 template <>

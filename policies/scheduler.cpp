@@ -31,8 +31,9 @@ Unexpected refused(const char* field, const std::string& message) {
 
 }  // namespace
 
-Scheduler::State::State(const SchedulerLimits& limits_in, const Settings& initial)
-    : limits(checked(limits_in)), longest(longest_sequence(limits.max_model_len, limits.block_count)), pool(limits.block_count) {
+Scheduler::State::State(const SchedulerLimits& limits_in, const Settings& initial, std::shared_ptr<KvPool> pool_in)
+    : limits(checked(limits_in)), longest(longest_sequence(limits.max_model_len, limits.block_count)), pool(std::move(pool_in)) {
+  pool->lanes.push_back(this);
   const auto running_capacity = static_cast<std::size_t>(limits.max_num_seqs);
   const std::size_t capacity = running_capacity + static_cast<std::size_t>(limits.max_waiting);
   for (const auto& named : enum_names<PriorityPolicy>) {
@@ -57,7 +58,8 @@ Scheduler::State::State(const SchedulerLimits& limits_in, const Settings& initia
     free_tables.push_back(static_cast<std::int32_t>(table));
   }
   plan.rows.reserve(running_capacity);
-  plan.preempted.reserve(running_capacity);
+  plan.preempted.reserve(2 * running_capacity);  // of this lane and of another on its pool
+  preempted_at_end.reserve(running_capacity);
   decodes.reserve(running_capacity);
   decode_views.reserve(running_capacity);
   decode_order.reserve(running_capacity);
@@ -66,7 +68,11 @@ Scheduler::State::State(const SchedulerLimits& limits_in, const Settings& initia
   apply(initial);
 }
 
-Result<void> Scheduler::State::add(const SequenceRequest& request) {
+Scheduler::State::~State() {
+  std::erase(pool->lanes, this);
+}
+
+Result<void> Scheduler::State::check(const SequenceRequest& request) const {
   if (request.prompt_tokens < 1) return refused("prompt", "the prompt has no tokens; at least 1 is needed");
   if (request.max_new_tokens < 1) {
     return refused("max_tokens", std::to_string(request.max_new_tokens) + " is outside 1.." + std::to_string(longest));
@@ -77,33 +83,43 @@ Result<void> Scheduler::State::add(const SequenceRequest& request) {
                                      std::to_string(request.max_new_tokens) + " new tokens exceed the limit of " +
                                      std::to_string(longest) + " tokens per sequence");
   }
+  return {};
+}
+
+Result<void> Scheduler::State::add(const SequenceRequest& request) {
+  if (Result<void> checked = check(request); !checked) return checked;
   const std::size_t waiting = slot_of.size() - running.size();
   if (waiting >= static_cast<std::size_t>(limits.max_waiting)) {
     return unexpected(ErrorCode::ResourceExhausted,
                       "the waiting queue holds its " + std::to_string(limits.max_waiting) + " sequences");
   }
-  CHECK(!slot_of.contains(request.id), "sequence ", request.id.value, " is already here");
-  CHECK(!free_slots.empty());
-  const Slot slot = free_slots.back();
-  free_slots.pop_back();
-  slot_of.emplace(request.id, slot);
-  Sequence& sequence = at(slot);
-  sequence = Sequence{};
+  enter(request, next_ticket++);
+  return {};
+}
+
+void Scheduler::State::enter(const SequenceRequest& request, std::uint64_t ticket) {
+  Sequence sequence;
   sequence.request = request;
   sequence.request.ttft_target = std::clamp(request.ttft_target, Duration::zero(), longest_target);
   sequence.request.itl_target = std::clamp(request.itl_target, Duration::zero(), longest_target);
   sequence.place = Sequence::Place::Waiting;
-  sequence.ticket = next_ticket++;
+  sequence.ticket = ticket;
   sequence.known = request.prompt_tokens;
   sequence.ttft_deadline = request.arrival + sequence.request.ttft_target;
   sequence.waiting_since = request.arrival;
   sequence.added_step = plan.step_number;
+  const Slot slot = take_slot(sequence);
+  slot_of.emplace(request.id, slot);
   enter_pending(slot);
-  return {};
 }
 
 void Scheduler::State::end(Slot slot) {
   Sequence& sequence = at(slot);
+  if (open && !sequence.in_step) {
+    // It leaves while a plan without it is open: whoever gets the slot next must not be counted as left out of that.
+    std::erase(decodes, slot);
+    if (oldest.ticket == sequence.ticket) oldest = {};
+  }
   if (sequence.pending) leave_pending(slot);
   if (sequence.place == Sequence::Place::Running) leave_running(slot);
   sequence.place = Sequence::Place::Free;
@@ -112,10 +128,13 @@ void Scheduler::State::end(Slot slot) {
 }
 
 bool Scheduler::State::cancel(SequenceId id) {
-  CHECK(!open, "cancel() between plan() and complete()");
   const auto found = slot_of.find(id);
-  if (found == slot_of.end()) return false;
-  end(found->second);
+  if (found == slot_of.end() || at(found->second).cancelled) return false;
+  if (at(found->second).in_step) {
+    at(found->second).cancelled = true;
+  } else {
+    end(found->second);
+  }
   return true;
 }
 
@@ -134,6 +153,11 @@ void Scheduler::State::complete(std::span<const RowOutcome> outcomes, TimePoint 
   for (const PlannedRow& row : plan.rows) {
     const Slot slot = row.index.value;
     Sequence& sequence = at(slot);
+    if (sequence.cancelled) {
+      next_outcome += row.samples ? 1 : 0;
+      end(slot);
+      continue;
+    }
     sequence.computed += row.count;
     if (!row.samples) continue;
     CHECK(next_outcome < outcomes.size() && outcomes[next_outcome].id == row.id, "outcome ", next_outcome, " of ",
@@ -154,14 +178,27 @@ void Scheduler::State::complete(std::span<const RowOutcome> outcomes, TimePoint 
   }
   CHECK(next_outcome == outcomes.size(), "outcomes=", outcomes.size(), " sampling rows=", next_outcome);
   step_time.observe(plan.features, duration);
+  give_up_condemned(now);
   close_plan();
+}
+
+// Older sequences of other lanes on this pool found no block while these were in the step.
+void Scheduler::State::give_up_condemned(TimePoint now) {
+  preempted_at_end.clear();
+  for (const PlannedRow& row : plan.rows) {
+    Sequence& sequence = at(row.index.value);
+    if (!sequence.condemned) continue;
+    if (sequence.place != Sequence::Place::Running || sequence.copying || pool->blocks.free_count() > 0) continue;
+    lose_blocks(row.index.value, now);
+    preempted_at_end.push_back(row.id);
+  }
 }
 
 // The steps a sequence goes without; before the rows are booked, while in_step and preempted_now still stand.
 void Scheduler::State::count_gaps() {
   for (const Slot slot : decodes) {
     Sequence& sequence = at(slot);
-    if (sequence.preempted_now) continue;
+    if (sequence.preempted_now || sequence.starved) continue;
     sequence.decode_gap = sequence.in_step ? 0 : sequence.decode_gap + 1;
     if (sequence.in_step) sequence.decode_step_before = std::exchange(sequence.last_decode_step, plan.step_number);
     decode_gap_steps_max = std::max(decode_gap_steps_max, sequence.decode_gap);
@@ -177,12 +214,26 @@ void Scheduler::State::count_gaps() {
 }
 
 void Scheduler::State::close_plan() {
-  for (const PlannedRow& row : plan.rows) at(row.index.value).in_step = false;
+  for (const PlannedRow& row : plan.rows) {
+    Sequence& sequence = at(row.index.value);
+    sequence.in_step = sequence.condemned = false;
+    if (sequence.cancelled && sequence.place != Sequence::Place::Free) end(row.index.value);
+  }
   for (const SequenceId id : plan.preempted) {
     const auto found = slot_of.find(id);
     if (found != slot_of.end()) at(found->second).preempted_now = false;
   }
   open = false;
+}
+
+Duration Scheduler::State::oldest_wait(TimePoint now) const {
+  std::optional<TimePoint> since;
+  for (const Slot slot : pending_by_ticket) {
+    const Sequence& sequence = at(slot);
+    if (sequence.place != Sequence::Place::Waiting) continue;
+    since = since ? std::min(*since, sequence.waiting_since) : sequence.waiting_since;
+  }
+  return since ? std::max(now - *since, Duration::zero()) : Duration::zero();
 }
 
 SchedulerCounts Scheduler::State::counts() const {
@@ -191,15 +242,16 @@ SchedulerCounts Scheduler::State::counts() const {
   result.waiting = static_cast<std::int32_t>(slot_of.size()) - result.running;
   result.prefilling =
       static_cast<std::int32_t>(std::count_if(running.begin(), running.end(), [this](Slot s) { return at(s).pending; }));
-  result.free_blocks = pool.free_count();
-  result.block_count = pool.block_count();
+  result.free_blocks = pool->blocks.free_count();
+  result.block_count = pool->blocks.block_count();
   result.preemptions = preemptions;
   result.decode_gap_steps_max = decode_gap_steps_max;
   result.prefill_gap_steps_max = prefill_gap_steps_max;
   return result;
 }
 
-Scheduler::Scheduler(const SchedulerLimits& limits, const Settings& initial) : state_(std::make_unique<State>(limits, initial)) {}
+Scheduler::Scheduler(const SchedulerLimits& limits, const Settings& initial)
+    : state_(std::make_unique<State>(limits, initial, std::make_shared<KvPool>(limits.block_count))) {}
 Scheduler::~Scheduler() = default;
 Scheduler::Scheduler(Scheduler&&) noexcept = default;
 Scheduler& Scheduler::operator=(Scheduler&&) noexcept = default;
@@ -237,16 +289,11 @@ bool Scheduler::idle() const {
 }
 void Scheduler::check_integrity() const {
   state_->check_integrity();
+  state_->pool->check_integrity();
 }
 
 Duration Scheduler::oldest_wait(TimePoint now) const {
-  std::optional<TimePoint> since;
-  for (const Slot slot : state_->pending_by_ticket) {
-    const Sequence& sequence = state_->at(slot);
-    if (sequence.place != Sequence::Place::Waiting) continue;
-    since = since ? std::min(*since, sequence.waiting_since) : sequence.waiting_since;
-  }
-  return since ? std::max(now - *since, Duration::zero()) : Duration::zero();
+  return state_->oldest_wait(now);
 }
 
 }  // namespace rubato::policies

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scheduling core: which rows make up the next step of one lane, how many tokens each, and which KV blocks they use. Pure and
+// The scheduling core of one lane: which rows make up its next step, how many tokens each, and which KV blocks they use. Several
+// lanes are put together in lane_group.h. Pure and
 // deterministic: the same calls give the same plans. The engine's lane and the twin run this same code, one on real time, one on
 // virtual time. It never sees a token's value, a clock, a thread or a lock.
 //
@@ -63,7 +64,7 @@ struct PlannedRow {
   std::span<const BlockId> blocks;  // the sequence's block table, covering begin + count tokens
 };
 
-/// A step. Valid until the next call of plan(), cancel() or complete(). An empty one is not a step: it is neither completed nor
+/// A step. Valid until the next call of plan() or complete(). An empty one is not a step: it is neither completed nor
 /// abandoned.
 struct StepPlan {
   std::uint64_t step_number = 0;      // 1-based; an empty plan has the number of the step before
@@ -74,7 +75,7 @@ struct StepPlan {
   [[nodiscard]] bool empty() const { return rows.empty(); }
 };
 
-/// What became of a row that samples: did this token end the sequence?
+/// What became of a row that samples: did this token end the sequence? For one that was cancelled meanwhile it does not matter.
 struct RowOutcome {
   SequenceId id;
   bool finished = false;
@@ -107,8 +108,8 @@ class Scheduler {
   /// in use is our bug. Allowed at any time.
   Result<void> add(const SequenceRequest& request);
 
-  /// Ends a sequence wherever it is and frees its blocks at once. False when the id is unknown or already ended (no error:
-  /// cancels race with completion). Never between plan() and complete().
+  /// Ends a sequence wherever it is and frees its blocks at once; one with a row in the open plan, when that plan is closed.
+  /// False when the id is unknown or already ended (no error: cancels race with completion).
   bool cancel(SequenceId id);
 
   /// Makes settings current from the next plan on. Values are clamped to the limits; settings() shows the clamped ones. A
@@ -140,6 +141,8 @@ class Scheduler {
 
  private:
   friend class StepPlanner;
+  friend class LaneGroup;
+  friend struct KvPool;
   struct State;
   std::unique_ptr<State> state_;
 };

@@ -13,6 +13,7 @@ void Scheduler::State::check_sequence(Slot slot) const {
   const auto id = sequence.request.id.value;
   const auto found = slot_of.find(sequence.request.id);
   CHECK(found != slot_of.end() && found->second == slot, "sequence ", id, " is not where its id points");
+  CHECK(!sequence.in_step || open, "sequence ", id, " is in a step that is not there");
   CHECK(sequence.known == sequence.request.prompt_tokens + sequence.sampled, "sequence ", id, " known=", sequence.known);
   CHECK(sequence.sampled < sequence.request.max_new_tokens, "sequence ", id, " sampled=", sequence.sampled);
   CHECK(sequence.computed >= 0 && sequence.computed < sequence.known, "sequence ", id, " computed=", sequence.computed);
@@ -33,8 +34,17 @@ void Scheduler::State::check_sequence(Slot slot) const {
   CHECK(held <= blocks_for_tokens(longest), "sequence ", id, " held=", held);
 }
 
+void Scheduler::State::mark_blocks(std::vector<std::uint8_t>& owned) const {
+  for (const Slot slot : running) {
+    for (const BlockId block : table_of(at(slot))) {
+      CHECK(pool->blocks.is_taken(block), "block ", block.value, " is held and free");
+      CHECK(owned[static_cast<std::size_t>(block.value)] == 0, "block ", block.value, " has two owners");
+      owned[static_cast<std::size_t>(block.value)] = 1;
+    }
+  }
+}
+
 void Scheduler::State::check_integrity() const {
-  pool.check_integrity();
   std::size_t live = 0;
   for (std::size_t slot = 0; slot < sequences.size(); ++slot) {
     if (sequences[slot].place == Sequence::Place::Free) continue;
@@ -45,23 +55,25 @@ void Scheduler::State::check_integrity() const {
   CHECK(live + free_slots.size() == sequences.size(), "live=", live, " free=", free_slots.size());
   CHECK(running.size() + free_tables.size() == tables.size(), "running=", running.size(), " free tables=", free_tables.size());
 
-  std::vector<std::uint8_t> owned(static_cast<std::size_t>(pool.block_count()), 0);
-  std::int32_t held = 0;
-  for (const Slot slot : running) {
-    for (const BlockId block : table_of(at(slot))) {
-      CHECK(pool.is_taken(block), "block ", block.value, " is held and free");
-      CHECK(owned[static_cast<std::size_t>(block.value)] == 0, "block ", block.value, " has two owners");
-      owned[static_cast<std::size_t>(block.value)] = 1;
-      ++held;
-    }
-  }
-  CHECK(held + pool.free_count() == pool.block_count(), "held=", held, " free=", pool.free_count(), " of ", pool.block_count());
-
   const auto older = [this](Slot left, Slot right) { return at(left).ticket < at(right).ticket; };
   CHECK(std::is_sorted(running.begin(), running.end(), older));
   CHECK(std::is_sorted(pending_by_ticket.begin(), pending_by_ticket.end(), older));
   CHECK(std::is_sorted(pending_by_deadline.begin(), pending_by_deadline.end(),
                        [this](Slot left, Slot right) { return at(left).ttft_deadline < at(right).ttft_deadline; }));
+}
+
+void KvPool::check_integrity(std::span<const BlockId> others) const {
+  blocks.check_integrity();
+  std::vector<std::uint8_t> owned(static_cast<std::size_t>(blocks.block_count()), 0);
+  for (const Scheduler::State* lane : lanes) lane->mark_blocks(owned);
+  for (const BlockId block : others) {
+    CHECK(blocks.is_taken(block) && owned[static_cast<std::size_t>(block.value)] == 0, "block ", block.value,
+          " of a copy is free or has two owners");
+    owned[static_cast<std::size_t>(block.value)] = 1;
+  }
+  const auto held = static_cast<std::int32_t>(std::count(owned.begin(), owned.end(), 1));
+  CHECK(held + blocks.free_count() == blocks.block_count(), "held=", held, " free=", blocks.free_count(), " of ",
+        blocks.block_count());
 }
 
 }  // namespace rubato::policies

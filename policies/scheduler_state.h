@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a Scheduler keeps between calls: the sequences, the queues they stand in, and their blocks. Private to policies/; the
-// steps that change it are in scheduler.cpp (lifetimes) and step_planner.cpp (one plan).
+// What a Scheduler keeps between calls: the sequences, the queues they stand in, and their blocks, which lanes of one device
+// share. Private to policies/; the steps that change it are in scheduler.cpp (lifetimes) and step_planner.cpp (one plan).
 #pragma once
 
 #include <cstdint>
@@ -28,6 +28,13 @@ struct alignas(64) Sequence {
   bool pending = false;        // tokens to compute before it samples: it is a prefill. Otherwise it is a running decode
   bool in_step = false;        // has a row in the open plan
   bool preempted_now = false;  // by the open plan
+  bool cancelled = false;      // within the open plan: ends when that is closed
+  bool held = false;           // has no row until another lane lets it (lane_group.h)
+  bool copying = false;        // its blocks are being copied: it keeps them
+  bool frozen = false;         // stands still while the last of them are
+  bool condemned = false;      // gives its blocks to an older sequence of another lane when the open plan is booked
+  bool starved = false;        // waits for the blocks of a condemned one, so that being left out is no gap of this lane's making
+  bool reserved = false;       // has a decode slot
   std::int32_t known = 0;      // tokens: the prompt and what was sampled
   std::int32_t computed = 0;   // of known: in the KV blocks
   std::int32_t sampled = 0;
@@ -40,12 +47,31 @@ struct alignas(64) Sequence {
   std::int32_t table = 0;                // block table, while Running
   TimePoint last_token;
   TimePoint waiting_since;
+  std::uint64_t ready = 0;               // order in which it came to need a decode slot; 0: it has not
+  std::optional<TimePoint> ready_since;  // while it waits for one
+  TimePoint copy_not_before;             // after a copy that failed
   SequenceRequest request;
 
   [[nodiscard]] std::int32_t remaining() const { return known - computed; }
+  /// Whether it will have a decode row after the token it is about to sample.
+  [[nodiscard]] bool will_decode() const { return request.max_new_tokens - sampled > 1; }
   [[nodiscard]] SequenceLengths lengths() const {
     return {.known_tokens = known, .remaining_new_tokens = request.max_new_tokens - sampled};
   }
+};
+
+/// A sequence between two lanes. It keeps its entry in the table of ids, so that moving allocates nothing.
+struct CarriedSequence {
+  Sequence sequence;
+  std::unordered_map<SequenceId, Slot>::node_type entry;
+};
+
+/// What a prefill takes of the lanes that decode when it is admitted.
+struct AdmissionTake {
+  std::int32_t left = 0;         // of what is taken; one each
+  std::int32_t most_tokens = 0;  // takes one: what will decode and has at most so many tokens to compute; 0: nothing does
+  enum class Kind : std::uint8_t { DecodeSlot, QueuePlace };
+  Kind kind = Kind::DecodeSlot;
 };
 
 /// The prefill that the prefill gap is counted for.
@@ -58,20 +84,58 @@ struct OldestPrefill {
   bool served = false;       // in the open plan
 };
 
+/// The KV blocks of one device and the lanes that take from them.
+struct KvPool {
+  explicit KvPool(std::int32_t block_count) : blocks(block_count) {}
+
+  /// What admission decides on, over all lanes.
+  [[nodiscard]] PoolLoad load() const;
+  /// CHECKs that every taken block has one owner: a lane's sequence, or one of others (blocks held for copies).
+  void check_integrity(std::span<const BlockId> others = {}) const;
+  /// Free blocks that no older sequence waits for.
+  [[nodiscard]] std::int32_t free_for(std::uint64_t ticket) const;
+
+  void give(BlockId block) {
+    blocks.give(block);
+    if (freed.size() < freed.capacity()) freed.push_back(block);
+  }
+
+  BlockPool blocks;
+  std::vector<Scheduler::State*> lanes;
+  std::vector<BlockId> freed;        // since somebody last looked; without capacity: nobody does
+  std::int32_t arriving_blocks = 0;  // taken for sequences whose copies are on their way here
+  std::int32_t arriving = 0;         // such sequences
+  std::int32_t buried_blocks = 0;    // of sequences that ended while a copy was reading them
+};
+
 struct Scheduler::State {
-  State(const SchedulerLimits& limits_in, const Settings& initial);
+  State(const SchedulerLimits& limits_in, const Settings& initial, std::shared_ptr<KvPool> pool_in);
+  ~State();
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
 
   // Lifetimes (scheduler.cpp).
+  [[nodiscard]] Result<void> check(const SequenceRequest& request) const;
   Result<void> add(const SequenceRequest& request);
+  void enter(const SequenceRequest& request, std::uint64_t ticket);
   bool cancel(SequenceId id);
   void apply(const Settings& settings_in);
   void complete(std::span<const RowOutcome> outcomes, TimePoint now, Duration duration);
   void close_plan();
   void end(Slot slot);
   void count_gaps();
+  void give_up_condemned(TimePoint now);
   [[nodiscard]] SchedulerCounts counts() const;
+  [[nodiscard]] Duration oldest_wait(TimePoint now) const;
   void check_integrity() const;
   void check_sequence(Slot slot) const;
+  /// Marks in owned (one entry per block of the pool) what its sequences hold. CHECKs that nobody else does.
+  void mark_blocks(std::vector<std::uint8_t>& owned) const;
+
+  // From lane to lane (sequence_queues.cpp). Neither is in a step; blocks changes hands without being copied.
+  void release(Slot slot, CarriedSequence& carried, std::vector<BlockId>& blocks);
+  void adopt(CarriedSequence& carried, std::vector<BlockId>& blocks);
+  [[nodiscard]] Slot take_slot(const Sequence& sequence);
 
   // Queues and blocks (sequence_queues.cpp).
   Sequence& at(Slot slot) { return sequences[static_cast<std::size_t>(slot)]; }
@@ -84,9 +148,18 @@ struct Scheduler::State {
   void leave_pending(Slot slot);
   void admit(Slot slot);
   void leave_running(Slot slot);
-  void preempt(Slot slot);
+  void insert_running(Slot slot);
+  /// Back to waiting; all that was computed is computed again.
+  void lose_blocks(Slot slot, TimePoint now);
+  /// The same for an older sequence; by: the lane whose plan takes the blocks.
+  void preempt(Slot slot, State& by);
   bool secure_block(Slot slot);
-  [[nodiscard]] PoolLoad pool_load() const;
+  bool make_room_for(Slot slot);
+  /// Whether what it has may all be waiting for another lane's step, slot or blocks.
+  [[nodiscard]] bool waits_for_others() const;
+  /// Blocks of its running sequences: of each the larger of what it holds and what it wants.
+  [[nodiscard]] std::int32_t committed_blocks() const;
+  [[nodiscard]] PoolLoad pool_load() const { return pool->load(); }
   [[nodiscard]] std::int32_t wanted(Slot slot) const { return blocks_wanted(at(slot).lengths(), limits.growth_reserve_tokens); }
   [[nodiscard]] std::int32_t running_count() const { return static_cast<std::int32_t>(running.size()); }
 
@@ -95,7 +168,7 @@ struct Scheduler::State {
   Settings settings;
   StepTimeModel step_time;
   std::vector<std::unique_ptr<Policy>> policies;  // by value of PriorityPolicy
-  BlockPool pool;
+  std::shared_ptr<KvPool> pool;
 
   std::vector<Sequence> sequences;
   std::vector<Slot> free_slots;
@@ -111,6 +184,10 @@ struct Scheduler::State {
   std::int32_t decode_gap_steps_max = 0;
   std::int32_t prefill_gap_steps_max = 0;
   OldestPrefill oldest;
+  AdmissionTake admission;  // set by the lane group before each plan
+  enum class Prefills : std::uint8_t { Run, Held };
+  Prefills prefills = Prefills::Run;         // Held: this step takes none
+  std::vector<SequenceId> preempted_at_end;  // when the last step was booked, for an older sequence of another lane
 
   // The open plan and its scratch; reserved once.
   struct Pick {

@@ -66,12 +66,17 @@ void StepPlanner::begin() {
   state_.prefill_picks.clear();
 
   OldestPrefill& oldest = state_.oldest;
+  // One that waits for another lane is not this lane's to serve.
   const auto& pending = state_.pending_by_ticket;
-  if (pending.empty()) {
+  const auto waits_here = [this](Slot slot) {
+    return !state_.at(slot).held && state_.prefills == Scheduler::State::Prefills::Run;
+  };
+  const auto place = std::find_if(pending.begin(), pending.end(), waits_here);
+  if (place == pending.end()) {
     oldest = {};
     return;
   }
-  oldest_slot_ = pending.front();
+  oldest_slot_ = *place;
   const Sequence& first = state_.at(oldest_slot_);
   if (oldest.ticket != first.ticket) oldest = {.ticket = first.ticket};
   oldest_quantum_ = std::min(quantum_of(budget_), first.remaining());
@@ -81,8 +86,11 @@ void StepPlanner::collect_decodes() {
   state_.decodes.clear();
   state_.decode_views.clear();
   for (const Slot slot : state_.running) {
-    const Sequence& sequence = state_.at(slot);
+    Sequence& sequence = state_.at(slot);
+    sequence.starved = false;
     if (sequence.pending) continue;
+    ++running_decodes_;
+    if (sequence.held) continue;
     state_.decodes.push_back(slot);
     state_.decode_views.push_back(
         {.context_tokens = sequence.known, .last_token = sequence.last_token, .itl_target = sequence.request.itl_target});
@@ -95,15 +103,17 @@ void StepPlanner::collect_decodes() {
 void StepPlanner::collect_prefills() {
   state_.candidates.clear();
   state_.prefill_views.clear();
-  const bool open = state_.running_count() < knobs_.max_num_seqs && may_admit(load_, 1);
+  if (state_.prefills == Scheduler::State::Prefills::Held) return;
+  const bool open = may_start() && may_admit(load_, 1);
   const bool by_deadline = policy_.candidate_order() == CandidateOrder::ByTtftDeadline;
-  std::size_t running_left = static_cast<std::size_t>(state_.running_count()) - state_.decodes.size();
+  std::size_t running_left = static_cast<std::size_t>(state_.running_count() - running_decodes_);
   for (const Slot slot : by_deadline ? state_.pending_by_deadline : state_.pending_by_ticket) {
     const Sequence& sequence = state_.at(slot);
     const bool running = sequence.place == Sequence::Place::Running;
     if (!open && running_left == 0) break;
     if (!open && !running) continue;
     if (running) --running_left;
+    if (sequence.held) continue;
     state_.candidates.push_back(slot);
     state_.prefill_views.push_back({.begin = sequence.computed,
                                     .remaining = sequence.remaining(),
@@ -117,11 +127,20 @@ bool StepPlanner::oldest_overdue() const {
   return state_.oldest.ticket && state_.oldest.wait >= bounds_.prefill_steps;
 }
 
+bool StepPlanner::may_start() const {
+  return state_.running_count() + state_.pool->arriving < knobs_.max_num_seqs;
+}
+
+bool StepPlanner::takes_on_admission(const Sequence& sequence) const {
+  return sequence.will_decode() && sequence.remaining() <= state_.admission.most_tokens;
+}
+
 bool StepPlanner::can_run(Slot slot) const {
   const Sequence& sequence = state_.at(slot);
-  if (sequence.preempted_now) return false;
+  if (sequence.preempted_now || sequence.held) return false;
   if (sequence.place == Sequence::Place::Running) return true;
-  return state_.running_count() < knobs_.max_num_seqs && may_admit(load_, state_.wanted(slot));
+  if (takes_on_admission(sequence) && state_.admission.left <= 0) return false;
+  return may_start() && may_admit(load_, state_.wanted(slot));
 }
 
 // Least recently served first where not all fit; among equals the oldest. Then by age, because secure_block() takes from the
@@ -142,7 +161,7 @@ void StepPlanner::order_decodes(std::int32_t most) {
 
 void StepPlanner::take_decode(Slot slot) {
   Sequence& sequence = state_.at(slot);
-  if (sequence.preempted_now || sequence.in_step || !state_.secure_block(slot)) return;
+  if (sequence.preempted_now || sequence.in_step || sequence.starved || !state_.secure_block(slot)) return;
   sequence.in_step = true;
   state_.decode_picks.push_back(slot);
   features_.add_decode(sequence.known);
@@ -165,7 +184,7 @@ void StepPlanner::take_remaining_decodes() {
     order.clear();
     for (const Slot slot : state_.decodes) {
       const Sequence& sequence = state_.at(slot);
-      if (!sequence.in_step && !sequence.preempted_now) order.push_back(slot);
+      if (!sequence.in_step && !sequence.preempted_now && !sequence.starved) order.push_back(slot);
     }
     const std::int32_t before = features_.tokens;
     order_decodes(budget_ - features_.tokens);
@@ -193,7 +212,7 @@ void StepPlanner::take_prefills() {
   RankedQueue& running = state_.running_prefills;
   RankedQueue& waiting = state_.waiting_prefills;
   while (features_.tokens < budget_) {
-    const bool any_waiting = !waiting_closed_ && !waiting.empty() && state_.running_count() < knobs_.max_num_seqs;
+    const bool any_waiting = !waiting_closed_ && !waiting.empty() && may_start();
     if (running.empty() && !any_waiting) break;
     const bool take_running = !any_waiting || (!running.empty() && RankedQueue::before(running.peek(), waiting.peek()));
     RankedQueue& queue = take_running ? running : waiting;
@@ -240,6 +259,10 @@ bool StepPlanner::take_prefill(Slot slot, std::int32_t cap, std::int32_t at_leas
     load_.committed_blocks += state_.wanted(slot);
     ++load_.running;
     state_.admit(slot);
+    if (takes_on_admission(sequence)) {
+      --state_.admission.left;
+      sequence.reserved = state_.admission.kind == AdmissionTake::Kind::DecodeSlot;
+    }
   }
   sequence.in_step = true;
   state_.prefill_picks.push_back({.slot = slot, .count = count});
@@ -300,9 +323,15 @@ void StepPlanner::emit() {
   StepPlan& plan = state_.plan;
   plan.features = features_;
   CHECK(features_.tokens <= budget_, "tokens=", features_.tokens, " budget=", budget_);
-  CHECK(!plan.rows.empty() || state_.slot_of.empty(), "nothing to run with ", state_.slot_of.size(), " sequences");
-  state_.open = !plan.rows.empty();
-  if (state_.open) ++plan.step_number;
+  // A lane that shares its pool may have to wait for the others.
+  CHECK(!plan.rows.empty() || state_.slot_of.empty() || state_.waits_for_others(), "nothing to run with ", state_.slot_of.size(),
+        " sequences");
+  if (plan.rows.empty()) {
+    state_.close_plan();
+    return;
+  }
+  state_.open = true;
+  ++plan.step_number;
 }
 
 const StepPlan& Scheduler::plan(TimePoint now) {

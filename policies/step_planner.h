@@ -30,6 +30,8 @@ class StepPlanner {
   bool take_prefill(Slot slot, std::int32_t cap, std::int32_t at_least);
   void emit_row(Slot slot, std::int32_t count);
   [[nodiscard]] bool oldest_overdue() const;
+  [[nodiscard]] bool may_start() const;
+  [[nodiscard]] bool takes_on_admission(const Sequence& sequence) const;
   [[nodiscard]] bool can_run(Slot slot) const;
   [[nodiscard]] std::int32_t room_for(const Sequence& sequence, std::int32_t most) const;
 
@@ -44,6 +46,7 @@ class StepPlanner {
   StepFeatures features_;            // first of all decodes, for the policy; then of what was taken
   Slot oldest_slot_ = 0;             // where state_.oldest has a ticket
   std::int32_t oldest_quantum_ = 0;  // tokens that count as service of the oldest prefill
+  std::int32_t running_decodes_ = 0;
   std::int32_t bypassed_ = 0;
   bool waiting_closed_ = false;  // no further admission in this step
   bool contended_ = false;       // a prompt that is not long competes

@@ -208,7 +208,10 @@ ServingHealth Reconciler::health() {
   health.loaded = true;
   health.draining = status->draining;
   health.failure = status->failure;
-  health.stalled = stalls_.look(status->steps, !serving->idle(), serving->now());
+  const TimePoint now = serving->now();
+  // One lane's step that never ends is a stall, whatever the others do.
+  const bool stuck = status->step_open_since && now - *status->step_open_since > StallDetector::stalled_after;
+  health.stalled = stalls_.look(status->steps, !serving->idle(), now) || stuck;
   return health;
 }
 
@@ -252,7 +255,8 @@ Json Reconciler::status_of(const ControlState& state, WallTime now) {
                       .max_model_len = facts->effective_max_len,
                       .vocabulary = facts->vocabulary,
                       .kv_blocks = facts->counts.block_count,
-                      .shapes = facts->shapes ? *facts->shapes : engine::ShapeStatus{}};
+                      .shapes = !facts->lanes.empty() && facts->lanes.front().shapes ? *facts->lanes.front().shapes
+                                                                                     : engine::ShapeStatus{}};
   }
   if (&state == &state_) {
     note_condition_changes(conditions_, status.conditions, now);

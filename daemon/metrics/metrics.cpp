@@ -70,6 +70,18 @@ struct Metrics::State {
     own.prefill_gap_steps_max.Set(counts.prefill_gap_steps_max);
   }
 
+  void book_shapes(const ServingStatus& status) {
+    std::size_t buckets = 0;
+    std::int64_t bytes = 0;
+    for (const LaneStatus& lane : status.lanes) {
+      if (!lane.shapes) continue;
+      buckets += lane.shapes->buckets.tokens.size();
+      bytes += lane.shapes->bytes;
+    }
+    own.shapes.Set(static_cast<double>(buckets));
+    own.shape_bytes.Set(static_cast<double>(bytes));
+  }
+
   void judge(const RequestRecord& record);
   void book_finished_times(const RequestRecord& record);
   void refresh_from_sources();
@@ -268,10 +280,7 @@ void Metrics::State::refresh_from_sources() {
   if (sources.serving) {
     if (const auto status = sources.serving()) {
       book_counts(status->counts);
-      if (status->shapes) {
-        own.shapes.Set(static_cast<double>(status->shapes->buckets.tokens.size()));
-        own.shape_bytes.Set(static_cast<double>(status->shapes->bytes));
-      }
+      book_shapes(*status);
     }
   }
   for (const auto& [port, count] : sources.connections) own.http_connections.Add({{"port", port}}).Set(count());

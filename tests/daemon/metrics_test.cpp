@@ -314,7 +314,7 @@ TEST_F(MetricsTest, steps_are_counted_by_shape_and_rebuilds_by_result) {
   EXPECT_EQ(value("rubato_shapes"), "0") << "built is not yet in use";
 
   auto status = std::make_shared<ServingStatus>();
-  status->shapes = std::make_shared<const engine::ShapeStatus>(engine::ShapeStatus{
+  status->lanes.emplace_back().shapes = std::make_shared<const engine::ShapeStatus>(engine::ShapeStatus{
       .buckets = {.tokens = {8, 64}, .decode_max = 8}, .bytes = 4096, .built = 1, .failed = 1, .last_error = ""});
   metrics_.set_sources({.serving = [&] { return status; }, .connections = {}});
   EXPECT_EQ(value("rubato_shapes"), "2");

@@ -11,7 +11,7 @@
 #include <mutex>
 #include <set>
 
-#include "daemon/lane_thread.h"
+#include "daemon/lane_threads.h"
 #include "engine/cpu/backend.h"
 #include "engine/model/config.h"
 #include "engine/model/weights.h"
@@ -140,8 +140,8 @@ class ShapeThreadTest : public ::testing::Test {
     auto cpu = engine::make_cpu_backend(
         config, *weights, {.block_count = 128, .max_tokens_per_step = 256, .max_rows = 8, .max_model_len = 512, .threads = 2});
     CHECK(cpu.has_value(), cpu.error().message);
-    LaneThreadOptions options;
-    options.limits = {.max_model_len = 512, .max_num_seqs = 8, .max_waiting = 8, .block_count = 128};
+    LaneThreadsOptions options;
+    options.limits = {.each = {.max_model_len = 512, .max_num_seqs = 8, .max_waiting = 8, .block_count = 128}};
     options.initial = knobs(64);
     options.observers = {&recorder};
     options.backend_description = "test";
@@ -149,7 +149,9 @@ class ShapeThreadTest : public ::testing::Test {
     options.shapes.build_share = 1;
     options.shapes.retry_pause = Duration(0);
     options.shapes.excess_hold = 1h;  // so that only settings move shapes here
-    serving = start_lane_thread(std::make_unique<GatedBackend>(std::move(*cpu), gate), options);
+    std::vector<std::unique_ptr<engine::Backend>> backends;
+    backends.push_back(std::make_unique<GatedBackend>(std::move(*cpu), gate));
+    serving = start_lane_threads(std::move(backends), options);
   }
 
   static KnobValues knobs(std::int32_t budget) { return KnobValues{.max_num_batched_tokens = budget, .max_num_seqs = 8}; }
@@ -173,7 +175,7 @@ class ShapeThreadTest : public ::testing::Test {
 
   /// Of the set in use; 0 while there is none.
   std::int32_t largest_bucket() {
-    const auto shapes = serving->status()->shapes;
+    const auto shapes = serving->status()->lanes.front().shapes;
     return shapes->buckets.tokens.empty() ? 0 : shapes->buckets.tokens.back();
   }
 
@@ -241,8 +243,8 @@ TEST_F(ShapeThreadTest, a_failed_build_leaves_serving_as_it_was_and_shows_in_the
     gate.failing = true;
   }
   serving->apply(knobs(256));
-  ASSERT_TRUE(eventually([&] { return serving->status()->shapes->failed > 0; }));
-  EXPECT_EQ(serving->status()->shapes->last_error, "no memory for shapes");
+  ASSERT_TRUE(eventually([&] { return serving->status()->lanes.front().shapes->failed > 0; }));
+  EXPECT_EQ(serving->status()->lanes.front().shapes->last_error, "no memory for shapes");
   EXPECT_EQ(largest_bucket(), 64);
   EXPECT_EQ(submit(100)->wait(), expected);
   EXPECT_FALSE(serving->status()->failure);
@@ -251,7 +253,7 @@ TEST_F(ShapeThreadTest, a_failed_build_leaves_serving_as_it_was_and_shows_in_the
     gate.failing = false;
   }
   EXPECT_TRUE(eventually([&] { return largest_bucket() == 256; }));
-  EXPECT_EQ(serving->status()->shapes->last_error, "");
+  EXPECT_EQ(serving->status()->lanes.front().shapes->last_error, "");
 }
 
 TEST_F(ShapeThreadTest, stopping_ends_a_build_that_is_under_way) {

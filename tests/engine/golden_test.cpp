@@ -83,7 +83,7 @@ TEST_P(Golden, greedy_output_equals_every_golden_prompt) {
     }
   }
   lane.check_integrity();
-  EXPECT_TRUE(lane.scheduler().idle());
+  EXPECT_TRUE(lane.group().idle());
 }
 
 INSTANTIATE_TEST_SUITE_P(

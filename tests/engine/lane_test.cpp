@@ -56,8 +56,8 @@ struct World {
 
   void expect_at_rest() {
     EXPECT_FALSE(client.step());
-    EXPECT_TRUE(lane.scheduler().idle());
-    EXPECT_EQ(lane.scheduler().counts().free_blocks, lane.scheduler().counts().block_count);
+    EXPECT_TRUE(lane.group().idle());
+    EXPECT_EQ(lane.counts().free_blocks, lane.counts().block_count);
     EXPECT_TRUE(backend.all_dead());
   }
 
@@ -104,7 +104,7 @@ TEST(LaneAdmission, the_length_limit_is_exact) {
 
 TEST(LaneAdmission, a_prompt_larger_than_the_pool_is_refused_with_the_effective_limit_and_blocks_nobody) {
   World world(16);  // 256 tokens, although max_model_len says 512
-  const std::int32_t limit = world.lane.scheduler().effective_max_len();
+  const std::int32_t limit = world.lane.group().effective_max_len();
   EXPECT_LE(limit, 256);
   EXPECT_THAT(refusal(world, prompt_of(300), {.max_new_tokens = 1}), HasSubstr(std::to_string(limit)));
   EXPECT_THAT(refusal(world, prompt_of(200), {.max_new_tokens = 150}), HasSubstr("max_tokens: 150 new tokens"));
@@ -248,7 +248,7 @@ TEST(LanePreemption, streams_continue_as_if_nothing_had_happened) {
   std::vector<SequenceId> ids;
   for (TokenId salt = 0; salt < 8; ++salt) ids.push_back(world.client.must_add(prompt_of(50, salt), sampling_of(salt)));
   world.client.drain();
-  EXPECT_GT(world.lane.scheduler().counts().preemptions, 4U);
+  EXPECT_GT(world.lane.counts().preemptions, 4U);
   for (TokenId salt = 0; salt < 8; ++salt) {
     const ClientStream& stream = world.client.stream(ids[static_cast<std::size_t>(salt)]);
     const FakeAnswer answer = fake_answer(prompt_of(50, salt), sampling_of(salt));

@@ -475,9 +475,24 @@ TEST(SchedulerDeathTest, plans_and_completions_alternate) {
   EXPECT_DEATH(scheduler.abandon(), "without a plan");
   scheduler.plan(world.now());
   EXPECT_DEATH(scheduler.plan(world.now()), "before the last step");
-  EXPECT_DEATH(scheduler.cancel(id), "between plan");
   EXPECT_DEATH(scheduler.complete({}, world.now(), milliseconds(1)), "is not for sequence");
   EXPECT_DEATH((void)world.try_add(id, {.prompt_tokens = 1, .max_new_tokens = 1}), "already here");
+}
+
+TEST(SchedulerTest, one_cancelled_within_a_step_ends_when_the_step_is_booked) {
+  World world(world_of(PriorityPolicy::DecodeFirst, 64));
+  const SequenceId chunk = world.add({.prompt_tokens = 100, .max_new_tokens = 20});
+  Scheduler& scheduler = world.scheduler();
+  const StepPlan& plan = scheduler.plan(world.now());
+  ASSERT_EQ(plan.rows.size(), 1u);
+  ASSERT_FALSE(plan.rows[0].samples);
+  EXPECT_TRUE(scheduler.cancel(chunk));
+  EXPECT_FALSE(scheduler.cancel(chunk)) << "a second cancel of the same";
+  EXPECT_LT(scheduler.counts().free_blocks, scheduler.counts().block_count) << "the step still uses them";
+  scheduler.complete({}, world.now(), milliseconds(1));
+  EXPECT_EQ(scheduler.counts().free_blocks, scheduler.counts().block_count);
+  EXPECT_TRUE(scheduler.idle());
+  scheduler.check_integrity();
 }
 
 // --- Counts ---

@@ -31,11 +31,11 @@ class LaneProperty {
       if (chance(20)) arrive();
       if (chance(3)) cancel();
       if (chance(2)) change_settings();
-      const std::int32_t budget = lane_.scheduler().settings().knobs.max_num_batched_tokens;
+      const std::int32_t budget = lane_.group().settings().knobs.max_num_batched_tokens;
       if (client_.step()) {
         ++steps;
         EXPECT_LE(backend_.tokens_in_run, budget);
-        EXPECT_EQ(lane_.record().settings_number, lane_.scheduler().settings().number);
+        EXPECT_EQ(lane_.record().settings_number, lane_.group().settings().number);
         EXPECT_EQ(lane_.record().features.tokens, backend_.tokens_in_run);
       }
       if (steps % 64 == 0) lane_.check_integrity();
@@ -118,9 +118,9 @@ class LaneProperty {
     lane_.check_integrity();
     EXPECT_EQ(backend_.poison_reads, 0);
     EXPECT_TRUE(backend_.all_dead());
-    EXPECT_TRUE(lane_.scheduler().idle());
-    EXPECT_EQ(lane_.scheduler().counts().free_blocks, block_count);
-    EXPECT_GT(lane_.scheduler().counts().preemptions, 0U) << "the pool was never short: the property tests less than it should";
+    EXPECT_TRUE(lane_.group().idle());
+    EXPECT_EQ(lane_.counts().free_blocks, block_count);
+    EXPECT_GT(lane_.counts().preemptions, 0U) << "the pool was never short: the property tests less than it should";
     for (const auto& [id, request] : requests_) check(id, request.first, request.second);
   }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The door and the thread behind it, over a real (tiny) CPU engine: nothing is lost, refused requests never enter, and the last
 // word always comes.
-#include "daemon/lane_thread.h"
+#include "daemon/lane_threads.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -85,22 +85,24 @@ class Recorder final : public Observer {
   std::vector<RequestRecord> records;
 };
 
-class LaneThreadTest : public ::testing::Test {
+class LaneThreadsTest : public ::testing::Test {
  protected:
-  LaneThreadTest() {
+  LaneThreadsTest() {
     const SyntheticModel model{.hidden_size = 32, .layers = 2, .heads = 4, .kv_heads = 2, .feed_forward = 64, .vocabulary = 64};
     const engine::ModelConfig config = engine::synthetic_model_config(model).value();
     const auto weights = engine::make_synthetic_weights(config, 1, DataType::Float32);
     const engine::BackendOptions options{.block_count = 64, .max_tokens_per_step = 64, .max_rows = 4, .max_model_len = 512};
     auto backend = engine::make_cpu_backend(config, *weights, options);
     CHECK(backend.has_value(), backend.error().message);
-    LaneThreadOptions thread_options;
-    thread_options.limits = {.max_model_len = 512, .max_num_seqs = 4, .max_waiting = 2, .block_count = 64};
+    LaneThreadsOptions thread_options;
+    thread_options.limits = {.each = {.max_model_len = 512, .max_num_seqs = 4, .max_waiting = 2, .block_count = 64}};
     thread_options.initial = KnobValues{.max_num_batched_tokens = 64, .max_num_seqs = 4};
     thread_options.objectives = ObjectivesSpec{};
     thread_options.observers = {&recorder};
     thread_options.backend_description = "test";
-    serving = start_lane_thread(std::move(*backend), thread_options);
+    std::vector<std::unique_ptr<engine::Backend>> backends;
+    backends.push_back(std::move(*backend));
+    serving = start_lane_threads(std::move(backends), thread_options);
   }
 
   Submission submission(std::shared_ptr<Collector> sink, std::int32_t tokens, std::vector<TokenId> prompt = {1, 2, 3}) {
@@ -127,7 +129,7 @@ class LaneThreadTest : public ::testing::Test {
   std::unique_ptr<OwnedServing> serving;
 };
 
-TEST_F(LaneThreadTest, a_request_gets_all_its_tokens_and_one_record) {
+TEST_F(LaneThreadsTest, a_request_gets_all_its_tokens_and_one_record) {
   const auto sink = std::make_shared<Collector>();
   ASSERT_TRUE(submit(submission(sink, 9)));
   ASSERT_TRUE(sink->wait_finish());
@@ -144,7 +146,7 @@ TEST_F(LaneThreadTest, a_request_gets_all_its_tokens_and_one_record) {
   EXPECT_TRUE(eventually([&] { return serving->status()->counts.free_blocks == 64; }));
 }
 
-TEST_F(LaneThreadTest, what_cannot_fit_is_refused_with_the_limit) {
+TEST_F(LaneThreadsTest, what_cannot_fit_is_refused_with_the_limit) {
   const auto refused = [&](Submission one) {
     const Result<void> result = submit(std::move(one));
     CHECK(!result.has_value());
@@ -162,7 +164,7 @@ TEST_F(LaneThreadTest, what_cannot_fit_is_refused_with_the_limit) {
   EXPECT_TRUE(serving->idle());
 }
 
-TEST_F(LaneThreadTest, all_choices_of_a_request_enter_or_none) {
+TEST_F(LaneThreadsTest, all_choices_of_a_request_enter_or_none) {
   std::vector<std::shared_ptr<Collector>> sinks;
   for (int i = 0; i < 4; ++i) {
     sinks.push_back(std::make_shared<Collector>());
@@ -179,7 +181,7 @@ TEST_F(LaneThreadTest, all_choices_of_a_request_enter_or_none) {
   EXPECT_EQ(recorder.choices_let_in, 4);
 }
 
-TEST_F(LaneThreadTest, a_cancel_ends_silently_once_and_frees_everything) {
+TEST_F(LaneThreadsTest, a_cancel_ends_silently_once_and_frees_everything) {
   const auto sink = std::make_shared<Collector>();
   Submission one = submission(sink, 500);
   const SequenceId id = one.request.id;
@@ -195,7 +197,7 @@ TEST_F(LaneThreadTest, a_cancel_ends_silently_once_and_frees_everything) {
   EXPECT_EQ(recorder.records[0].outcome, Outcome::Aborted);
 }
 
-TEST_F(LaneThreadTest, settings_are_current_from_the_next_step) {
+TEST_F(LaneThreadsTest, settings_are_current_from_the_next_step) {
   const std::uint64_t number = serving->apply(KnobValues{.max_num_batched_tokens = 32, .max_num_seqs = 2});
   EXPECT_EQ(number, 2U);
   const auto sink = std::make_shared<Collector>();
@@ -206,7 +208,7 @@ TEST_F(LaneThreadTest, settings_are_current_from_the_next_step) {
   EXPECT_TRUE(eventually([&] { return serving->status()->settings.knobs.max_num_batched_tokens == 32; }));
 }
 
-TEST_F(LaneThreadTest, draining_refuses_new_work_and_finishes_old) {
+TEST_F(LaneThreadsTest, draining_refuses_new_work_and_finishes_old) {
   const auto running = std::make_shared<Collector>();
   ASSERT_TRUE(submit(submission(running, 200)));
   serving->begin_drain();
@@ -218,7 +220,7 @@ TEST_F(LaneThreadTest, draining_refuses_new_work_and_finishes_old) {
   EXPECT_EQ(running->tokens().size(), 200U);
 }
 
-TEST_F(LaneThreadTest, stopping_gives_everybody_left_a_last_word) {
+TEST_F(LaneThreadsTest, stopping_gives_everybody_left_a_last_word) {
   std::vector<std::shared_ptr<Collector>> sinks;
   for (int i = 0; i < 6; ++i) {
     sinks.push_back(std::make_shared<Collector>());

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one implementation of Serving: a thread that drives a lane, books every token's time and tells observers and sinks.
+// The one implementation of Serving: a thread per lane that runs its steps, books every token's time and tells observers and
+// sinks, and one that copies blocks between devices.
 #pragma once
 
 #include <functional>
@@ -13,12 +14,13 @@
 
 namespace rubato {
 
-struct LaneThreadOptions {
-  policies::SchedulerLimits limits;
+struct LaneThreadsOptions {
+  policies::LaneGroupLimits limits;
   KnobValues initial;
   ObjectivesSpec objectives;
-  std::vector<Observer*> observers;  // must outlive the lane thread
+  std::vector<Observer*> observers;  // must outlive the threads
   std::string backend_description;
+  std::int64_t kv_block_bytes = 0;
   engine::ShapeBuilderOptions shapes{};
 };
 
@@ -33,8 +35,8 @@ class OwnedServing : public Serving {
   virtual void stop() = 0;
 };
 
-/// Takes the backend and starts the thread.
-[[nodiscard]] std::unique_ptr<OwnedServing> start_lane_thread(std::unique_ptr<engine::Backend> backend,
-                                                              const LaneThreadOptions& options);
+/// Takes the backends, one per lane, and starts the threads.
+[[nodiscard]] std::unique_ptr<OwnedServing> start_lane_threads(std::vector<std::unique_ptr<engine::Backend>> backends,
+                                                               const LaneThreadsOptions& options);
 
 }  // namespace rubato

@@ -1,0 +1,404 @@
+// SPDX-License-Identifier: Apache-2.0
+// The lanes' bookkeeping: sequences by id, plans to backend rows, results to events.
+#include "engine/lanes.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <utility>
+
+#include "manifests/check.h"
+
+namespace rubato::engine {
+namespace {
+
+/// Everything the lane keeps of one sequence. Tokens are never taken back: a preemption only makes them be computed again.
+struct Sequence {
+  Sequence(const Request& request, std::int32_t vocabulary)
+      : tokens(request.prompt), sampling(request.sampling, request.prompt, vocabulary) {
+    const std::size_t length_max = tokens.size() + static_cast<std::size_t>(request.sampling.max_new_tokens);
+    tokens.reserve(length_max);
+  }
+
+  std::vector<TokenId> tokens;  // prompt, then output
+  SamplingState sampling;
+  std::optional<TimePoint> scheduled;  // begin of the first step with a row of it
+  bool in_step = false;                // a step that reads it is open
+  bool ended = false;                  // within that step: nothing is told of it any more
+};
+
+Unexpected refused(const char* field, std::string message) {
+  return unexpected(ErrorCode::InvalidArgument, field, std::move(message));
+}
+
+std::optional<Unexpected> find_fault(const Request& request, std::int32_t vocabulary, std::int32_t length_max) {
+  if (request.prompt.empty()) return refused("prompt", "the prompt holds no token; at least one is needed");
+  const auto outside = [vocabulary](TokenId token) { return token < 0 || token >= vocabulary; };
+  const std::string allowed = "allowed: 0.." + std::to_string(vocabulary - 1);
+  for (const TokenId token : request.prompt) {
+    if (outside(token)) return refused("prompt", "token id " + std::to_string(token) + " is outside the vocabulary; " + allowed);
+  }
+  for (const auto& [token, bias] : request.sampling.logit_bias) {
+    if (outside(token))
+      return refused("logit_bias", "token id " + std::to_string(token) + " is outside the vocabulary; " + allowed);
+  }
+  const auto prompt = static_cast<std::int64_t>(request.prompt.size());
+  if (prompt >= length_max) {
+    return refused("prompt", "the prompt has " + std::to_string(prompt) + " tokens; a sequence here may have " +
+                                 std::to_string(length_max) + ", prompt and at least one new token together");
+  }
+  const std::int32_t wanted = request.sampling.max_new_tokens;
+  if (wanted < 1) return refused("max_tokens", std::to_string(wanted) + " is below 1");
+  if (prompt + wanted > length_max) {
+    return refused("max_tokens", std::to_string(wanted) + " new tokens after a prompt of " + std::to_string(prompt) +
+                                     " exceed the " + std::to_string(length_max) +
+                                     " that a sequence here may have; allowed: up to " + std::to_string(length_max - prompt));
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+Result<void> CopyJob::run() const {
+  return to->copy_blocks(*from, blocks, [this] { return wanted->load(std::memory_order_acquire); });
+}
+
+struct Lanes::State {
+  /// Of one lane, between begin_step() and end_step() the lane's thread's own.
+  struct Lane {
+    Backend* backend = nullptr;
+    const policies::StepPlan* plan = nullptr;  // of the open step
+    std::vector<StepRow> rows;
+    StepResult result;
+    Result<void> outcome;
+    std::vector<policies::RowOutcome> outcomes;
+    std::vector<TokenEvent> events;  // the first event_count are the last step's
+    std::size_t event_count = 0;
+    StepRecord record;
+  };
+  struct OpenCopy {
+    std::uint64_t epoch = 0;
+    std::shared_ptr<std::atomic<bool>> wanted;
+  };
+
+  State(std::vector<Backend*> backends, const LanesOptions& options)
+      : limits(options.limits), group(options.limits, options.initial) {
+    CHECK(static_cast<std::int32_t>(backends.size()) == group.lane_count(), "backends=", backends.size(),
+          " lanes=", group.lane_count());
+    const auto row_count = static_cast<std::size_t>(options.limits.each.max_num_seqs);
+    for (Backend* backend : backends) {
+      Lane& lane = lanes.emplace_back();
+      lane.backend = backend;
+      lane.rows.reserve(row_count);
+      lane.outcomes.reserve(row_count);
+      lane.events.reserve(row_count);
+    }
+    group.watch_freed();
+    use_shares(options.initial.knobs);
+  }
+
+  Lane& at(LaneIndex lane) { return lanes[static_cast<std::size_t>(lane.value)]; }
+
+  [[nodiscard]] Sequence& sequence(SequenceId id) {
+    const auto found = sequences.find(id);
+    CHECK(found != sequences.end(), "id=", id.value);
+    return found->second;
+  }
+
+  /// The lane's next event, reused with its capacity.
+  TokenEvent& next_event(Lane& lane, SequenceId id, const Sequence& of, TimePoint now) {
+    if (lane.event_count == lane.events.size()) lane.events.emplace_back();
+    TokenEvent& event = lane.events[lane.event_count++];
+    event.id = id;
+    event.index = of.sampling.generated_count();
+    event.finish.reset();
+    event.error = Error{};
+    event.time = now;
+    event.scheduled = of.scheduled.value_or(now);
+    return event;
+  }
+
+  void use_shares(const KnobValues& knobs) {
+    if (limits.lanes_per_device == 2) lanes[1].backend->use_share(knobs.prefill_share);
+  }
+
+  void add_row(Lane& lane, const policies::PlannedRow& row, TimePoint now);
+  [[nodiscard]] bool finish_token(Lane& lane, const policies::PlannedRow& row, std::size_t sample, TimePoint now);
+  void leave_step(const policies::StepPlan& plan);
+  void fail_all(Lane& lane, const Error& error, TimePoint now);
+  void stop_unwanted_copies();
+  void tell_freed();
+
+  const policies::LaneGroupLimits limits;
+  policies::LaneGroup group;
+  std::vector<Lane> lanes;
+  std::unordered_map<SequenceId, Sequence> sequences;
+  std::vector<OpenCopy> copies;
+  std::optional<Error> failure;
+};
+
+Lanes::Lanes(std::vector<Backend*> backends, const LanesOptions& options)
+    : state_(std::make_unique<State>(std::move(backends), options)) {}
+Lanes::~Lanes() = default;
+
+Result<void> Lanes::add(Request request) {
+  State& state = *state_;
+  if (state.failure) return unexpected(ErrorCode::DeviceLost, "the device failed: " + state.failure->message);
+  const std::int32_t vocabulary = state.lanes.front().backend->config().vocabulary;
+  if (auto fault = find_fault(request, vocabulary, state.group.effective_max_len())) return std::move(*fault);
+  CHECK(!state.sequences.contains(request.id), "id=", request.id.value);
+  const policies::SequenceRequest entry{.id = request.id,
+                                        .arrival = request.arrival,
+                                        .prompt_tokens = static_cast<std::int32_t>(request.prompt.size()),
+                                        .max_new_tokens = request.sampling.max_new_tokens,
+                                        .ttft_target = request.ttft_target,
+                                        .itl_target = request.itl_target};
+  if (auto added = state.group.add(entry); !added) return added;
+  state.sequences.emplace(std::piecewise_construct, std::forward_as_tuple(request.id),
+                          std::forward_as_tuple(request, vocabulary));
+  return {};
+}
+
+bool Lanes::cancel(SequenceId id) {
+  State& state = *state_;
+  const auto found = state.sequences.find(id);
+  const bool was_there = found != state.sequences.end() && !found->second.ended;
+  CHECK(state.group.cancel(id) == was_there, "id=", id.value);
+  if (!was_there) return false;
+  if (found->second.in_step) {
+    found->second.ended = true;
+  } else {
+    state.sequences.erase(found);
+  }
+  state.stop_unwanted_copies();
+  state.tell_freed();
+  return true;
+}
+
+void Lanes::apply(const Settings& settings, TimePoint now) {
+  state_->group.apply(settings, now);
+  state_->use_shares(settings.knobs);
+  state_->stop_unwanted_copies();
+  state_->tell_freed();
+}
+
+void Lanes::State::add_row(Lane& lane, const policies::PlannedRow& row, TimePoint now) {
+  Sequence& of = sequence(row.id);
+  const auto end = static_cast<std::size_t>(row.begin) + static_cast<std::size_t>(row.count);
+  CHECK(row.begin >= 0 && row.count >= 1 && end <= of.tokens.size(), "id=", row.id.value, " begin=", row.begin,
+        " count=", row.count);
+  CHECK(row.samples == (end == of.tokens.size()), "id=", row.id.value, " end=", end, " tokens=", of.tokens.size());
+  CHECK(row.blocks.size() * kv_block_tokens >= end, "id=", row.id.value, " blocks=", row.blocks.size(), " end=", end);
+  CHECK(!of.in_step, "id=", row.id.value, " is in two steps at once");
+  of.in_step = true;
+  if (!of.scheduled) of.scheduled = now;
+  lane.rows.push_back(
+      {.position = row.begin,
+       .tokens = std::span(of.tokens).subspan(static_cast<std::size_t>(row.begin), static_cast<std::size_t>(row.count)),
+       .blocks = row.blocks,
+       .sampling = row.samples ? &of.sampling : nullptr});
+}
+
+bool Lanes::begin_step(LaneIndex index, TimePoint now) {
+  State& state = *state_;
+  State::Lane& lane = state.at(index);
+  lane.event_count = 0;
+  if (state.failure) return false;
+  const policies::StepPlan& plan = state.group.plan(index, now);
+  state.stop_unwanted_copies();
+  state.tell_freed();
+  if (plan.empty()) return false;
+  lane.plan = &plan;
+  lane.rows.clear();
+  for (const policies::PlannedRow& row : plan.rows) state.add_row(lane, row, now);
+  lane.record = StepRecord{.lane = index,
+                           .role = state.group.role(index),
+                           .step_number = plan.step_number,
+                           .settings_number = plan.settings_number,
+                           .features = plan.features,
+                           .sampled = 0,
+                           .preempted = static_cast<std::int32_t>(plan.preempted.size()),
+                           .bucket = {},
+                           .padding_tokens = 0,
+                           .begin = now,
+                           .end = now,
+                           .planning = {},
+                           .predicted = state.group.step_time(index).predict(plan.features)};
+  return true;
+}
+
+void Lanes::run_step(LaneIndex index, TimePoint now) {
+  State::Lane& lane = state_->at(index);
+  lane.record.planning = now - lane.record.begin;
+  lane.outcome = lane.backend->run(lane.rows, lane.result);
+}
+
+/// Books the token of one sampling row and writes its event. True when the sequence ends with it.
+bool Lanes::State::finish_token(Lane& lane, const policies::PlannedRow& row, std::size_t sample, TimePoint now) {
+  Sequence& of = sequence(row.id);
+  if (of.ended) return true;
+  TokenEvent& event = next_event(lane, row.id, of, now);
+  if (!lane.result.sample_valid[sample]) {
+    event.sample.reset();
+    event.finish = FinishReason::Failed;
+    event.error =
+        Error{.code = ErrorCode::Internal,
+              .field = {},
+              .message = "the model produced logits that are not finite at position " + std::to_string(of.tokens.size())};
+    return true;
+  }
+  ++lane.record.sampled;
+  event.sample = lane.result.samples[sample];
+  const TokenId token = event.sample->token;
+  of.tokens.push_back(token);
+  of.sampling.append(token);
+  const SamplingParameters& parameters = of.sampling.parameters();
+  const std::vector<TokenId>& ends = lane.backend->config().end_tokens;
+  const bool ended = !parameters.ignore_eos && std::find(ends.begin(), ends.end(), token) != ends.end();
+  const std::vector<TokenId>& stops = parameters.stop_token_ids;
+  if (ended || std::find(stops.begin(), stops.end(), token) != stops.end()) {
+    event.finish = FinishReason::Stop;
+  } else if (of.sampling.generated_count() >= parameters.max_new_tokens) {
+    event.finish = FinishReason::Length;
+  }
+  return event.finish.has_value();
+}
+
+/// Nothing reads the step's sequences any more; those that ended meanwhile can go.
+void Lanes::State::leave_step(const policies::StepPlan& plan) {
+  for (const policies::PlannedRow& row : plan.rows) {
+    const auto found = sequences.find(row.id);
+    CHECK(found != sequences.end() && found->second.in_step, "id=", row.id.value);
+    found->second.in_step = false;
+    if (found->second.ended) sequences.erase(found);
+  }
+}
+
+void Lanes::State::fail_all(Lane& lane, const Error& error, TimePoint now) {
+  std::vector<SequenceId> ids;
+  for (const auto& [id, of] : sequences) {
+    if (!of.ended) ids.push_back(id);
+  }
+  std::sort(ids.begin(), ids.end());
+  for (const SequenceId id : ids) {
+    Sequence& of = sequence(id);
+    TokenEvent& event = next_event(lane, id, of, now);
+    event.sample.reset();
+    event.finish = FinishReason::Failed;
+    event.error = error;
+    CHECK(group.cancel(id), "id=", id.value);
+    of.ended = true;
+    if (!of.in_step) sequences.erase(id);
+  }
+}
+
+void Lanes::end_step(LaneIndex index, TimePoint now) {
+  State& state = *state_;
+  State::Lane& lane = state.at(index);
+  lane.record.end = now;
+  const policies::StepPlan& plan = *std::exchange(lane.plan, nullptr);
+  if (!lane.outcome || state.failure) {
+    state.leave_step(plan);
+    state.group.abandon(index);
+    if (!state.failure) {
+      Error error = lane.outcome.error();
+      error.code = ErrorCode::DeviceLost;
+      state.failure = error;
+      state.fail_all(lane, error, now);
+    }
+    state.stop_unwanted_copies();
+    return;
+  }
+  lane.record.bucket = lane.result.bucket;
+  lane.record.padding_tokens = lane.result.padding_tokens;
+  std::size_t sample = 0;
+  lane.outcomes.clear();
+  for (const policies::PlannedRow& row : plan.rows) {
+    if (!row.samples) continue;
+    const bool finished = state.finish_token(lane, row, sample++, now);
+    lane.outcomes.push_back({.id = row.id, .finished = finished});
+    if (finished) state.sequence(row.id).ended = true;
+  }
+  // samples may be longer: backends keep what an earlier, larger step allocated.
+  CHECK(sample == lane.result.sample_valid.size() && sample <= lane.result.samples.size(), "sampling rows=", sample,
+        " answered=", lane.result.sample_valid.size());
+  state.leave_step(plan);
+  state.group.complete(index, lane.outcomes, now, now - lane.record.begin);
+  lane.record.preempted += static_cast<std::int32_t>(state.group.preempted_at_end(index).size());
+  state.stop_unwanted_copies();
+  state.tell_freed();
+}
+
+/// Contents of freed blocks are dead; backends that poison want to know before the next step runs.
+void Lanes::State::tell_freed() {
+  for (std::int32_t i = 0; i < group.lane_count(); i += limits.lanes_per_device) {
+    const std::span<const BlockId> freed = group.take_freed(group.device_of(LaneIndex{i}));
+    if (!freed.empty()) at(LaneIndex{i}).backend->released(freed);
+  }
+}
+
+void Lanes::State::stop_unwanted_copies() {
+  for (const OpenCopy& copy : copies) {
+    if (!group.wants(copy.epoch)) copy.wanted->store(false, std::memory_order_release);
+  }
+}
+
+std::optional<CopyJob> Lanes::next_copy(TimePoint now) {
+  State& state = *state_;
+  const std::optional<policies::CopyOrder> order = state.group.next_copy(now);
+  if (!order) return std::nullopt;
+  auto wanted = std::make_shared<std::atomic<bool>>(true);
+  state.copies.push_back({.epoch = order->epoch, .wanted = wanted});
+  return CopyJob{.epoch = order->epoch,
+                 .from = state.at(order->from).backend,
+                 .to = state.at(order->to).backend,
+                 .blocks = std::vector<BlockCopy>(order->blocks.begin(), order->blocks.end()),
+                 .wanted = std::move(wanted)};
+}
+
+void Lanes::copied(const CopyJob& job, const Result<void>& outcome, TimePoint now) {
+  State& state = *state_;
+  std::erase_if(state.copies, [&job](const State::OpenCopy& copy) { return copy.epoch == job.epoch; });
+  state.group.copied(job.epoch, outcome, now);
+  state.stop_unwanted_copies();
+  state.tell_freed();
+}
+
+void Lanes::expire(TimePoint now) {
+  state_->group.expire(now);
+  state_->stop_unwanted_copies();
+  state_->tell_freed();
+}
+
+std::span<const TokenEvent> Lanes::events(LaneIndex lane) const {
+  const State::Lane& of = state_->at(lane);
+  return std::span(of.events).first(of.event_count);
+}
+const StepRecord& Lanes::record(LaneIndex lane) const {
+  return state_->at(lane).record;
+}
+const std::optional<Error>& Lanes::failure() const {
+  return state_->failure;
+}
+const policies::LaneGroup& Lanes::group() const {
+  return state_->group;
+}
+std::int32_t Lanes::lane_count() const {
+  return state_->group.lane_count();
+}
+Backend& Lanes::backend(LaneIndex lane) {
+  return *state_->at(lane).backend;
+}
+
+void Lanes::check_integrity() const {
+  state_->group.check_integrity();
+  std::int32_t live = 0;
+  for (const auto& [id, sequence] : state_->sequences) {
+    CHECK(!sequence.ended || sequence.in_step, "id=", id.value, " has ended and is still here");
+    live += sequence.ended ? 0 : 1;
+    const auto generated = static_cast<std::size_t>(sequence.sampling.generated_count());
+    CHECK(generated < sequence.tokens.size(), "id=", id.value, " generated=", generated);
+  }
+  CHECK(live == state_->group.sequence_count(), "sequences=", live, " in the group=", state_->group.sequence_count());
+}
+
+}  // namespace rubato::engine
