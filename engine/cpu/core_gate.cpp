@@ -75,6 +75,8 @@ void CoreGate::pass(Side side) {
     const std::int32_t percent = percent_.load(std::memory_order_relaxed);
     if (percent != published_.load(std::memory_order_relaxed)) turn(side, percent, now());
   }
+  share_.resume(side, now());
+  publish();
 }
 
 bool CoreGate::admits(Side side, std::int32_t worker) {

@@ -34,6 +34,10 @@ void CoreShare::turn(Side side, std::int32_t percent, TimePoint now) {
   if (fractions_[0] > 0 && holder_ == side && ahead(side) >= turn_length() / 2) holder_ = other(side);
 }
 
+void CoreShare::resume(Side side, TimePoint now) {
+  if (holder_ == side) since_ = std::max(since_, now);
+}
+
 std::int32_t CoreShare::cores(Side side) const {
   if (!contended()) return in_step_[index_of(other(side))] ? 0 : cores_;
   const bool holds = fractions_[0] > 0 && holder_ == side;

@@ -51,6 +51,9 @@ class CoreShare {
   /// the core gives it away, because no one else knows that it is between two tasks.
   void turn(Side side, std::int32_t percent, TimePoint now);
 
+  /// side, which slept until it got the shared core, goes on: what it took to wake up counts as nobody's use.
+  void resume(Side side, TimePoint now);
+
   /// Threads that side may begin tasks on. All of them while the other side is in no step; none while it waits for its turn.
   [[nodiscard]] std::int32_t cores(Side side) const;
 

@@ -224,6 +224,20 @@ TEST(CoreShare, shares_hold_on_average_while_they_change_at_random) {
   }
 }
 
+TEST(CoreShare, the_time_it_takes_to_wake_up_is_not_charged) {
+  CoreShare share(1);
+  share.begin(Side::First, 50, TimePoint{});
+  share.begin(Side::Second, 50, TimePoint{});
+  TimePoint now = share.next_turn(Side::First);
+  share.turn(Side::First, 50, now);
+  const Duration turn = share.next_turn(Side::Second) - now;
+  now += milliseconds(1);
+  share.resume(Side::First, now);  // not the holder's to say
+  EXPECT_EQ(share.next_turn(Side::Second), now - milliseconds(1) + turn);
+  share.resume(Side::Second, now);
+  EXPECT_EQ(share.next_turn(Side::Second), now + turn);
+}
+
 TEST(CoreShare, time_that_goes_back_counts_as_standing_still) {
   CoreShare share(1);
   share.begin(Side::First, 50, TimePoint(milliseconds(10)));
