@@ -109,8 +109,8 @@ class LaneGroup {
   [[nodiscard]] const Settings& settings() const;
 
   /// As Scheduler's. Also empty while everything of the lane waits for another lane: for a decode slot, blocks, or the others of
-  /// a lockstep round; such a plan may still name preempted ones. Ask again when any lane has booked a step, a copy was
-  /// answered or given up, or a sequence was added or cancelled.
+  /// a lockstep round; such a plan may still name preempted ones. Ask again when another lane has booked a step or asked in
+  /// vain, a copy was answered or given up, or a sequence was added or cancelled.
   const StepPlan& plan(LaneIndex lane, TimePoint now);
   void complete(LaneIndex lane, std::span<const RowOutcome> outcomes, TimePoint now, Duration duration);
   void abandon(LaneIndex lane);

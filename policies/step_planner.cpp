@@ -52,6 +52,11 @@ void StepPlanner::plan() {
   take_prefills();
   round_to_tile();
   take_remaining_decodes();
+  if (state_.decode_picks.empty() && state_.prefill_picks.empty()) {
+    // The decodes whose deadlines left prefills no time have lost their blocks.
+    choice_.step_end.reset();
+    take_prefills();
+  }
   emit();
 }
 

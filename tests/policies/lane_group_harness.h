@@ -1,0 +1,428 @@
+// SPDX-License-Identifier: Apache-2.0
+// A node without devices, for tests: it drives a LaneGroup under virtual time with steps of several lanes and copies open at
+// once, and checks from outside, by its own books, what lane_group.h promises. It keeps for every KV block what stands in it,
+// token by token, so that a block with two owners, a copy that comes too late or one that was forgotten shows in the contents
+// themselves.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "policies/lane_group.h"
+#include "tests/policies/scheduler_harness.h"
+
+namespace rubato::policies {
+
+struct NodeOptions {
+  LaneGroupLimits limits{.each = {.max_model_len = 4096, .max_num_seqs = 8, .max_waiting = 64, .block_count = 1024}};
+  KnobValues knobs{};
+  std::string replay;  // printed with every failure
+};
+
+/// What a client saw of one request, and where the node stands with it.
+struct NodeStream {
+  RequestOptions options;
+  TimePoint arrival;
+  std::int32_t computed = 0;  // tokens with KV, by the rows seen
+  std::int32_t sampled = 0;
+  std::int32_t preemptions = 0;
+  bool recomputing = false;  // after a preemption, until it samples again
+  bool ended = false;
+  bool cancelled = false;
+  std::optional<LaneIndex> in_step;
+  std::optional<LaneIndex> lane;  // of its last row
+  std::optional<LaneIndex> first_token_lane;
+  std::optional<TimePoint> first_token;
+  TimePoint last_token;
+  std::vector<BlockId> blocks;  // of its last row
+
+  [[nodiscard]] std::int32_t known() const { return options.prompt_tokens + sampled; }
+  [[nodiscard]] bool decoding() const { return sampled > 0 && computed == known() - 1 && !recomputing; }
+  [[nodiscard]] bool will_decode() const { return options.max_new_tokens - sampled > 1; }
+};
+
+/// A copy that the node was told to carry out.
+struct NodeCopy {
+  CopyOrder order;
+  std::vector<BlockCopy> blocks;
+  TimePoint ordered;
+  std::optional<TimePoint> unwanted;  // since when the order is not wanted any more
+};
+
+/// A step of a lane that is being carried out.
+struct NodeStep {
+  bool open = false;
+  std::vector<PlannedRow> rows;
+  std::vector<std::vector<BlockId>> blocks;  // by row
+  StepFeatures features;
+  TimePoint began;
+};
+
+class Node {
+ public:
+  explicit Node(const NodeOptions& options)
+      : options_(options), group_(options.limits, Settings{.number = 1, .knobs = options.knobs}) {
+    settings_ = group_.settings();
+    steps_open_.resize(static_cast<std::size_t>(group_.lane_count()));
+    for (std::int32_t device = 0; device < options.limits.devices; ++device) {
+      contents_.emplace_back(static_cast<std::size_t>(options.limits.each.block_count));
+    }
+  }
+
+  LaneGroup& group() { return group_; }
+  [[nodiscard]] TimePoint now() const { return now_; }
+  void advance(Duration duration) { now_ += duration; }
+  [[nodiscard]] std::uint64_t steps() const { return steps_; }
+  [[nodiscard]] std::uint64_t fingerprint() const { return fingerprint_; }
+  [[nodiscard]] std::uint64_t preemptions() const { return preemptions_; }
+  NodeStream& stream(SequenceId id) { return streams_.at(id); }
+  [[nodiscard]] const std::map<SequenceId, NodeStream>& streams() const { return streams_; }
+  [[nodiscard]] const std::vector<SequenceId>& live() const { return live_; }
+  [[nodiscard]] const KnobValues& knobs() const { return settings_.knobs; }
+  [[nodiscard]] bool open(std::int32_t lane) const { return steps_open_[static_cast<std::size_t>(lane)].open; }
+  [[nodiscard]] const NodeStep& step(std::int32_t lane) const { return steps_open_[static_cast<std::size_t>(lane)]; }
+  [[nodiscard]] bool any_open() const {
+    return std::any_of(steps_open_.begin(), steps_open_.end(), [](const NodeStep& step) { return step.open; });
+  }
+  [[nodiscard]] const std::vector<NodeCopy>& copies() const { return copies_; }
+
+  /// Adds a request that must be accepted.
+  SequenceId add(const RequestOptions& request) {
+    const SequenceId id{next_id_++};
+    const Result<void> result = group_.add({.id = id,
+                                            .arrival = now_,
+                                            .prompt_tokens = request.prompt_tokens,
+                                            .max_new_tokens = request.max_new_tokens,
+                                            .ttft_target = request.ttft_target,
+                                            .itl_target = request.itl_target});
+    EXPECT_TRUE(result.has_value()) << (result ? "" : result.error().message) << options_.replay;
+    NodeStream stream;
+    stream.options = request;
+    if (stream.options.output_tokens == 0) stream.options.output_tokens = request.max_new_tokens;
+    stream.arrival = now_;
+    streams_.emplace(id, stream);
+    live_.push_back(id);
+    return id;
+  }
+
+  void cancel(SequenceId id) {
+    EXPECT_TRUE(group_.cancel(id)) << "sequence " << id.value << options_.replay;
+    EXPECT_FALSE(group_.cancel(id)) << "sequence " << id.value << options_.replay;
+    finish(id);
+    streams_.at(id).cancelled = true;
+    watch_copies();
+  }
+
+  void set(const KnobValues& knobs) {
+    group_.apply({.number = settings_.number + 1, .knobs = knobs}, now_);
+    settings_ = group_.settings();
+    watch_copies();
+  }
+
+  /// Asks the lane for a step. False when nothing can run there.
+  bool plan(std::int32_t lane) {
+    NodeStep& step = steps_open_[static_cast<std::size_t>(lane)];
+    const LaneCounts before = group_.counts(LaneIndex{lane});
+    const std::int32_t reserved_before = reserved();
+    const StepPlan& plan = group_.plan(LaneIndex{lane}, now_);
+    for (const SequenceId id : plan.preempted) lose(id);
+    watch_copies();
+    if (reserved() > reserved_before) check_free_slots();
+    if (plan.empty()) return false;
+    mix(static_cast<std::uint64_t>(lane));
+    step.open = true;
+    step.rows = plan.rows;
+    step.blocks.clear();
+    step.features = plan.features;
+    step.began = now_;
+    for (const PlannedRow& row : plan.rows) step.blocks.emplace_back(row.blocks.begin(), row.blocks.end());
+    check_plan(LaneIndex{lane}, plan, before);
+    for (std::size_t i = 0; i < step.rows.size(); ++i) {
+      const PlannedRow& row = step.rows[i];
+      write(LaneIndex{lane}, row, step.blocks[i], Contents::Poison);
+      streams_.at(row.id).in_step = LaneIndex{lane};
+      streams_.at(row.id).lane = LaneIndex{lane};
+      streams_.at(row.id).blocks = step.blocks[i];
+    }
+    return true;
+  }
+
+  void complete(std::int32_t lane) {
+    NodeStep& step = steps_open_[static_cast<std::size_t>(lane)];
+    ASSERT_TRUE(step.open);
+    ++steps_;
+    outcomes_.clear();
+    for (std::size_t i = 0; i < step.rows.size(); ++i) book(LaneIndex{lane}, step.rows[i], step.blocks[i]);
+    step.open = false;
+    group_.complete(LaneIndex{lane}, outcomes_, now_, std::max(now_ - step.began, Duration(1)));
+    for (const SequenceId id : group_.preempted_at_end(LaneIndex{lane})) {
+      if (!streams_.at(id).ended) lose(id);
+    }
+    watch_copies();
+  }
+
+  /// The device failed: what the step was to write is lost.
+  void abandon(std::int32_t lane) {
+    NodeStep& step = steps_open_[static_cast<std::size_t>(lane)];
+    ASSERT_TRUE(step.open);
+    for (const PlannedRow& row : step.rows) streams_.at(row.id).in_step.reset();
+    step.open = false;
+    group_.abandon(LaneIndex{lane});
+    watch_copies();
+  }
+
+  /// Takes the next order to copy, if there is one.
+  std::optional<std::uint64_t> take_copy() {
+    const std::optional<CopyOrder> order = group_.next_copy(now_);
+    if (!order) return std::nullopt;
+    NodeCopy copy{.order = *order, .blocks = {order->blocks.begin(), order->blocks.end()}, .ordered = now_, .unwanted = {}};
+    mix(order->epoch);
+    EXPECT_FALSE(copy.blocks.empty()) << options_.replay;
+    EXPECT_NE(group_.device_of(order->from), group_.device_of(order->to)) << options_.replay;
+    for (const BlockCopy& block : copy.blocks) {
+      check_source(*order, block.from);
+      EXPECT_FALSE(in_open_step(order->to, block.to))
+          << "block " << block.to.value << " is copied into and used by a step" << options_.replay;
+      mix(static_cast<std::uint64_t>(block.from.value) << 32U | static_cast<std::uint64_t>(block.to.value));
+    }
+    copies_.push_back(copy);
+    return order->epoch;
+  }
+
+  enum class Answer : std::uint8_t { Copied, Failed };
+  /// Carries the copy out and answers it. What a copier that looks at wants() before each block could write, it writes. An order
+  /// that the node forgot meanwhile may be answered too.
+  void answer(std::uint64_t epoch, Answer what) {
+    const auto found = find_copy(epoch);
+    if (found != copies_.end()) {
+      const std::size_t count = found->unwanted          ? (now_ - *found->unwanted < options_.limits.handoff_lease ? 1 : 0)
+                                : what == Answer::Failed ? found->blocks.size() / 2
+                                                         : found->blocks.size();
+      for (std::size_t i = 0; i < count; ++i) {
+        const BlockCopy& block = found->blocks[i];
+        contents_of(found->order.to, block.to) = contents_of(found->order.from, block.from);
+      }
+      copies_.erase(found);
+    }
+    const Result<void> outcome =
+        what == Answer::Copied ? Result<void>{} : Result<void>{unexpected(ErrorCode::Unavailable, "the link is down")};
+    group_.copied(epoch, outcome, now_);
+    watch_copies();
+  }
+
+  void expire() {
+    group_.expire(now_);
+    watch_copies();
+  }
+  /// Loses an order: it is never answered.
+  void forget(std::uint64_t epoch) {
+    const auto found = find_copy(epoch);
+    if (found != copies_.end()) copies_.erase(found);
+  }
+
+  /// Everything is where it was before the first request. Nothing may be on its way any more.
+  void check_empty() {
+    EXPECT_TRUE(group_.idle()) << options_.replay;
+    EXPECT_EQ(group_.copies_open(), 0) << options_.replay;
+    const SchedulerCounts totals = group_.totals();
+    EXPECT_EQ(totals.free_blocks, totals.block_count) << options_.replay;
+    EXPECT_EQ(totals.running + totals.waiting, 0) << options_.replay;
+    for (std::int32_t lane = 0; lane < group_.lane_count(); ++lane) {
+      EXPECT_EQ(group_.counts(LaneIndex{lane}).reserved, 0) << options_.replay;
+      EXPECT_EQ(group_.counts(LaneIndex{lane}).to_move, 0) << options_.replay;
+    }
+    group_.check_integrity();
+  }
+
+ private:
+  enum class Contents : std::uint8_t { Tokens, Poison };
+  using Block = std::array<std::uint64_t, kv_block_tokens>;
+
+  static std::uint64_t token(SequenceId id, std::int32_t position) {
+    return id.value << 24U | static_cast<std::uint64_t>(position + 1);
+  }
+  Block& contents_of(LaneIndex lane, BlockId block) {
+    return contents_[static_cast<std::size_t>(group_.device_of(lane))][static_cast<std::size_t>(block.value)];
+  }
+  std::vector<NodeCopy>::iterator find_copy(std::uint64_t epoch) {
+    return std::find_if(copies_.begin(), copies_.end(), [&](const NodeCopy& copy) { return copy.order.epoch == epoch; });
+  }
+  void mix(std::uint64_t value) { fingerprint_ = (fingerprint_ ^ value) * 0x100000001b3ULL; }
+
+  void watch_copies() {
+    for (NodeCopy& copy : copies_) {
+      if (!copy.unwanted && !group_.wants(copy.order.epoch)) copy.unwanted = now_;
+    }
+  }
+
+  void write(LaneIndex lane, const PlannedRow& row, const std::vector<BlockId>& blocks, Contents what) {
+    for (std::int32_t position = row.begin; position < row.begin + row.count; ++position) {
+      Block& block = contents_of(lane, blocks[static_cast<std::size_t>(position / kv_block_tokens)]);
+      block[static_cast<std::size_t>(position % kv_block_tokens)] = what == Contents::Tokens ? token(row.id, position) : 0;
+    }
+  }
+
+  // All that came before stands where the row will read it.
+  void check_contents(LaneIndex lane, const PlannedRow& row, const std::vector<BlockId>& blocks) {
+    for (std::int32_t position = 0; position < row.begin; ++position) {
+      const Block& block = contents_of(lane, blocks[static_cast<std::size_t>(position / kv_block_tokens)]);
+      if (block[static_cast<std::size_t>(position % kv_block_tokens)] == token(row.id, position)) continue;
+      ADD_FAILURE() << "sequence " << row.id.value << " in lane " << lane.value << " does not find its token " << position
+                    << options_.replay;
+      return;
+    }
+  }
+
+  // A block to be copied holds tokens of one sequence, all of them up to what is computed, and no step is writing them.
+  void check_source(const CopyOrder& order, BlockId from) {
+    const Block& block = contents_of(order.from, from);
+    const SequenceId id{block[0] >> 24U};
+    const auto found = streams_.find(id);
+    ASSERT_TRUE(found != streams_.end() && !found->second.ended)
+        << "a copy of block " << from.value << " which nobody computed" << options_.replay;
+    const std::int32_t first = static_cast<std::int32_t>(block[0] & 0xffffffU) - 1;
+    const std::int32_t last = std::min(first + kv_block_tokens, found->second.computed);
+    EXPECT_TRUE(last == first + kv_block_tokens || !found->second.in_step)
+        << "sequence " << id.value << " goes on while its last block is copied" << options_.replay;
+    for (std::int32_t position = first; position < last; ++position) {
+      EXPECT_EQ(block[static_cast<std::size_t>(position - first)], token(id, position)) << options_.replay;
+    }
+  }
+
+  bool in_open_step(LaneIndex lane, BlockId block) const {
+    for (std::int32_t other = 0; other < group_.lane_count(); ++other) {
+      const NodeStep& step = steps_open_[static_cast<std::size_t>(other)];
+      if (!step.open || group_.device_of(LaneIndex{other}) != group_.device_of(lane)) continue;
+      for (const std::vector<BlockId>& blocks : step.blocks) {
+        if (std::find(blocks.begin(), blocks.end(), block) != blocks.end()) return true;
+      }
+    }
+    return false;
+  }
+
+  void lose(SequenceId id) {
+    NodeStream& stream = streams_.at(id);
+    EXPECT_FALSE(stream.ended) << "sequence " << id.value << options_.replay;
+    EXPECT_FALSE(stream.in_step) << "sequence " << id.value << " lost its blocks within a step" << options_.replay;
+    EXPECT_GT(stream.computed, 0) << "sequence " << id.value << options_.replay;
+    stream.computed = 0;
+    stream.recomputing = stream.sampled > 0;
+    ++stream.preemptions;
+    ++preemptions_;
+    mix(id.value);
+  }
+
+  void check_plan(LaneIndex lane, const StepPlan& plan, const LaneCounts& before) {
+    EXPECT_EQ(plan.settings_number, settings_.number) << options_.replay;
+    std::int32_t tokens = 0;
+    std::int32_t last_chunks = 0;
+    std::set<SequenceId> ids;
+    std::set<BlockId> blocks;
+    for (const PlannedRow& row : plan.rows) {
+      const NodeStream& stream = streams_.at(row.id);
+      EXPECT_FALSE(stream.ended) << "sequence " << row.id.value << options_.replay;
+      EXPECT_FALSE(stream.in_step) << "sequence " << row.id.value << " is in two steps" << options_.replay;
+      EXPECT_EQ(row.begin, stream.computed) << "a hole or a repetition in sequence " << row.id.value << options_.replay;
+      EXPECT_TRUE(row.count >= 1 && row.begin + row.count <= stream.known()) << options_.replay;
+      EXPECT_EQ(row.samples, row.begin + row.count == stream.known()) << options_.replay;
+      EXPECT_EQ(row.decode, stream.decoding()) << "sequence " << row.id.value << options_.replay;
+      EXPECT_TRUE(ids.insert(row.id).second) << "a sequence twice in a step" << options_.replay;
+      EXPECT_EQ(static_cast<std::int32_t>(row.blocks.size()), blocks_for_tokens(row.begin + row.count)) << options_.replay;
+      for (const BlockId block : row.blocks) {
+        EXPECT_TRUE(blocks.insert(block).second) << "a block in two rows" << options_.replay;
+        for (const NodeCopy& copy : copies_) {
+          if (copy.unwanted || group_.device_of(copy.order.to) != group_.device_of(lane)) continue;
+          for (const BlockCopy& copied : copy.blocks) {
+            EXPECT_NE(copied.to, block) << "sequence " << row.id.value << " uses a block that is copied into" << options_.replay;
+          }
+        }
+      }
+      check_contents(lane, row, step(lane.value).blocks[static_cast<std::size_t>(&row - plan.rows.data())]);
+      if (row.samples && !row.decode && stream.will_decode()) ++last_chunks;
+      tokens += row.count;
+      mix(row.id.value);
+      mix(static_cast<std::uint64_t>(row.begin) << 32U | static_cast<std::uint64_t>(row.count));
+    }
+    EXPECT_LE(tokens, settings_.knobs.max_num_batched_tokens) << options_.replay;
+    EXPECT_EQ(plan.features.tokens, tokens) << options_.replay;
+    const LaneCounts after = group_.counts(lane);
+    EXPECT_LE(after.scheduler.running, std::max(settings_.knobs.max_num_seqs, before.scheduler.running))
+        << "admitted while draining" << options_.replay;
+    check_last_chunks(after, last_chunks);
+  }
+
+  // Nobody comes to need a decode slot that is not there.
+  void check_last_chunks(const LaneCounts& lane, std::int32_t last_chunks) {
+    if (lane.role != LaneRole::Prefill || settings_.knobs.reservation == Reservation::PrefillComplete) return;
+    EXPECT_LE(last_chunks, lane.reserved + group_.copies_open()) << "a last chunk without a decode slot" << options_.replay;
+  }
+
+  [[nodiscard]] std::int32_t reserved() const {
+    std::int32_t reserved = 0;
+    for (std::int32_t lane = 0; lane < group_.lane_count(); ++lane) reserved += group_.counts(LaneIndex{lane}).reserved;
+    return reserved;
+  }
+
+  // After somebody got one.
+  void check_free_slots() {
+    std::int32_t slots = 0;
+    for (std::int32_t lane = 0; lane < group_.lane_count(); ++lane) {
+      const LaneCounts counts = group_.counts(LaneIndex{lane});
+      if (counts.role == LaneRole::Decode) slots += std::max(settings_.knobs.max_num_seqs - counts.scheduler.running, 0);
+    }
+    EXPECT_LE(reserved(), slots) << "more slots are reserved than are free" << options_.replay;
+  }
+
+  void book(LaneIndex lane, const PlannedRow& row, const std::vector<BlockId>& blocks) {
+    NodeStream& stream = streams_.at(row.id);
+    stream.in_step.reset();
+    check_contents(lane, row, blocks);
+    write(lane, row, blocks, Contents::Tokens);
+    if (stream.ended) {  // cancelled meanwhile
+      if (row.samples) outcomes_.push_back({.id = row.id, .finished = (row.id.value & 1U) != 0});
+      return;
+    }
+    stream.computed += row.count;
+    if (!row.samples) return;
+    ++stream.sampled;
+    stream.recomputing = false;
+    stream.last_token = now_;
+    if (!stream.first_token) {
+      stream.first_token = now_;
+      stream.first_token_lane = lane;
+    }
+    const bool finished = stream.sampled == stream.options.output_tokens;
+    outcomes_.push_back({.id = row.id, .finished = finished});
+    if (finished) finish(row.id);
+  }
+
+  void finish(SequenceId id) {
+    streams_.at(id).ended = true;
+    live_.erase(std::find(live_.begin(), live_.end(), id));
+  }
+
+  NodeOptions options_;
+  LaneGroup group_;
+  Settings settings_;
+  TimePoint now_{std::chrono::seconds(1)};
+  std::uint64_t next_id_ = 1;
+  std::uint64_t steps_ = 0;
+  std::uint64_t preemptions_ = 0;
+  std::uint64_t fingerprint_ = 0xcbf29ce484222325ULL;
+  std::map<SequenceId, NodeStream> streams_;
+  std::vector<SequenceId> live_;  // oldest first
+  std::vector<NodeStep> steps_open_;
+  std::vector<NodeCopy> copies_;              // ordered and not answered
+  std::vector<std::vector<Block>> contents_;  // by device
+  std::vector<RowOutcome> outcomes_;
+};
+
+}  // namespace rubato::policies
