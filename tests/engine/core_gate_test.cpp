@@ -28,15 +28,22 @@ TEST(CoreGate, workers_beyond_a_lanes_cores_stop_at_their_next_task) {
   Workers workers(4, {.gate = &gate, .side = Side::First});
   gate.begin(Side::First);
   std::atomic<int> started{0};
+  std::atomic<int> arrived{0};
   std::atomic<bool> sibling{false};
+  std::array<std::atomic<int>, 4> begun{};
   std::array<std::atomic<int>, 4> begun_beside{};
   workers.run(4000, [&](std::int32_t, std::int32_t worker) {
-    const bool beside = sibling.load();
-    if (beside) ++begun_beside[static_cast<std::size_t>(worker)];
+    const auto index = static_cast<std::size_t>(worker);
+    if (sibling.load()) ++begun_beside[index];
+    if (begun[index]++ == 0) {
+      ++arrived;
+      while (arrived < 4) std::this_thread::yield();  // all four are at work before the sibling begins
+    }
     if (++started == 400) {
       gate.begin(Side::Second);
       sibling = true;
     }
+    std::this_thread::yield();  // on few processors, lets every worker claim
   });
   // Equal shares of four cores: workers 2 and 3 may each have claimed one task before the sibling began.
   EXPECT_LE(begun_beside[2], 1);
