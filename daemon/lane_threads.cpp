@@ -195,12 +195,11 @@ class LaneThreads final : public OwnedServing {
       while (!stop.stop_requested()) {
         const std::uint64_t seen = lane.bell.count();
         std::unique_lock floor(floor_);
-        take_moves();
-        take_settings();
+        const bool news = take_moves() | take_settings();
         lane.shapes->take();
         if (!lanes_.begin_step(index, steady_now())) {
           publish();
-          wake_others(index);
+          if (news) wake_others(index);  // what came may be for them; without news two idle lanes would wake each other for ever
           floor.unlock();
           lane.bell.wait(seen, stop, idle_wait);
           continue;
@@ -267,10 +266,13 @@ class LaneThreads final : public OwnedServing {
 
   // ---- from here on under the floor
 
-  void take_moves() {
+  /// True when there were any.
+  bool take_moves() {
     door_.take_all(moves_);
+    const bool any = !moves_.empty();
     for (Move& move : moves_) std::visit([this](auto& item) { take(item); }, move);
     moves_.clear();
+    return any;
   }
 
   // From here on the request is counted, and ends with a record and an event whatever happens.
@@ -299,12 +301,13 @@ class LaneThreads final : public OwnedServing {
     end(live, cancel.reason, steady_now());
   }
 
-  void take_settings() {
+  bool take_settings() {
     const std::shared_ptr<const Settings> wanted = settings_.load();
-    if (wanted->number == current_settings_) return;
+    if (wanted->number == current_settings_) return false;
     lanes_.apply(*wanted, steady_now());
     current_settings_ = wanted->number;
     for (Observer* observer : options_.observers) observer->on_settings(*wanted, steady_now());
+    return true;
   }
 
   void book_step(LaneIndex index) {
@@ -423,7 +426,7 @@ class LaneThreads final : public OwnedServing {
   engine::Lanes lanes_;
   const std::int32_t effective_max_len_;
   std::unordered_map<SequenceId, Live> live_;
-  std::vector<Move> moves_;
+  std::vector<Move> moves_;  // being taken
   std::uint64_t current_settings_ = 0;
 
   SnapshotCell<ServingStatus> status_;

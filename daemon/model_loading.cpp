@@ -8,6 +8,7 @@
 #include <limits>
 #include <utility>
 
+#include "daemon/lane_threads.h"
 #include "engine/cpu/backend.h"
 #if RUBATO_HAS_CUDA
 #include "engine/cuda/backend.h"
@@ -163,7 +164,8 @@ Result<LoadedModel> load_model(const EngineSpec& spec, const std::filesystem::pa
                                        .max_rows = spec.capacity.max_num_seqs,
                                        .max_model_len = model.plan.limits.each.max_model_len,
                                        .threads = model.plan.threads,
-                                       .cache_folder = state};
+                                       .cache_folder = state,
+                                       .now = steady_now};
   if (Result<void> made = make_backends(spec, *weights, options, model); !made) return Unexpected(std::move(made).error());
   return model;
 }

@@ -37,6 +37,7 @@ class Lane {
   [[nodiscard]] const policies::LaneGroup& group() const { return lanes_.group(); }
   [[nodiscard]] policies::SchedulerCounts counts() const { return lanes_.group().counts(only).scheduler; }
   [[nodiscard]] Backend& backend() { return lanes_.backend(only); }
+  [[nodiscard]] Lanes& lanes() { return lanes_; }
   void check_integrity() const { lanes_.check_integrity(); }
 
  private:

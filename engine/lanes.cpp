@@ -306,6 +306,7 @@ void Lanes::end_step(LaneIndex index, TimePoint now) {
       state.fail_all(lane, error, now);
     }
     state.stop_unwanted_copies();
+    state.tell_freed();
     return;
   }
   lane.record.bucket = lane.result.bucket;

@@ -5,6 +5,7 @@
 #include <array>
 
 #include "manifests/checks.h"
+#include "manifests/derived_defaults.h"
 #include "manifests/fields.h"
 #include "manifests/json.h"
 #include "manifests/metadata.h"
@@ -34,6 +35,13 @@ EngineSpec follow(const EngineSpec& file, const EngineSpec& started) {
   spec.model = started.model;
   spec.devices = started.devices;
   spec.capacity = started.capacity;
+  spec.lanes = started.lanes;
+  // Lanes were made for these modes.
+  spec.knobs.mode.choices = started.knobs.mode.choices;
+  const std::vector<Mode>& modes = spec.knobs.mode.choices;
+  if (std::find(modes.begin(), modes.end(), spec.knobs.mode.initial) == modes.end())
+    spec.knobs.mode.initial = started.knobs.mode.initial;
+  limit(spec.knobs.prefill_devices, prefill_devices_max(started.devices.size()));
   // Step memory was taken for this budget.
   spec.knobs.max_num_batched_tokens.max = started.knobs.max_num_batched_tokens.max;
   limit(spec.knobs.max_num_batched_tokens, started.knobs.max_num_batched_tokens.max);
@@ -138,12 +146,14 @@ bool same_target(const TuningInput& a, const TuningInput& b) {
     if (input.space.deadline_margin_free) input.space.base.deadline_margin = 0;
     if (input.space.mode_free) input.space.base.mode = {};
     if (input.space.prefill_share_free) input.space.base.prefill_share = 0;
+    if (input.space.prefill_devices_free) input.space.base.prefill_devices = 0;
     return input;
   };
   const TuningInput x = fixed_part(a), y = fixed_part(b);
   const auto frees = [](const tuner::SearchSpace& space) {
     return std::array{space.max_num_batched_tokens_free, space.max_num_seqs_free, space.priority_policy_free,
-                      space.deadline_margin_free,        space.mode_free,         space.prefill_share_free};
+                      space.deadline_margin_free,        space.mode_free,         space.prefill_share_free,
+                      space.prefill_devices_free};
   };
   return x.space.knobs == y.space.knobs && x.space.base == y.space.base && frees(x.space) == frees(y.space) &&
          x.objectives == y.objectives && x.tuning == y.tuning;
@@ -328,10 +338,14 @@ void ControlState::derive(WallTime now) {
   input.space.max_num_seqs_free = !pins.max_num_seqs && can_move(knobs.max_num_seqs);
   input.space.priority_policy_free = !pins.priority_policy && can_move(knobs.priority_policy);
   input.space.deadline_margin_free = !pins.deadline_margin && can_move(knobs.deadline_margin);
-  input.space.mode_free = false;  // the engine has one mode yet, whatever the choices name
-  input.space.prefill_share_free = input.space.mode_free && !pins.prefill_share && can_move(knobs.prefill_share);
+  input.space.mode_free = !pins.mode && can_move(knobs.mode);
+  const bool may_disaggregate = input.space.mode_free || input.space.base.mode == Mode::Disaggregated;
+  const bool one_device = base_.running.devices.size() == 1;
+  input.space.prefill_share_free = may_disaggregate && one_device && !pins.prefill_share && can_move(knobs.prefill_share);
+  input.space.prefill_devices_free = may_disaggregate && !one_device && !pins.prefill_devices && can_move(knobs.prefill_devices);
   const bool any_free = input.space.max_num_batched_tokens_free || input.space.max_num_seqs_free ||
-                        input.space.priority_policy_free || input.space.deadline_margin_free || input.space.mode_free;
+                        input.space.priority_policy_free || input.space.deadline_margin_free || input.space.mode_free ||
+                        input.space.prefill_share_free || input.space.prefill_devices_free;
   input.tuning.enabled = input.tuning.enabled && any_free;
   if (first || !same_target(tuning_, input)) ++input.revision;
   tuning_ = std::move(input);

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "tests/e2e/daemon_process.h"
-#include "tests/e2e/stream_client.h"
+#include "tests/e2e/stream_load.h"
 
 namespace rubato::test {
 namespace {
@@ -32,47 +32,20 @@ spec:
   tuning: {enabled: false}
 )";
 
-constexpr int answer_tokens = 600;
-
-json stream_request(int stream) {
-  json prompt = json::array();
-  for (int i = 0; i < 40 + 12 * stream; ++i) prompt.push_back((i * 31 + stream * 7) % 500 + 1);
-  return json{{"model", "live"},
-              {"prompt", prompt},
-              {"max_tokens", answer_tokens},
-              {"temperature", stream % 2 == 0 ? 0.0 : 0.9},
-              {"seed", 1000 + stream},
-              {"ignore_eos", true},
-              {"stream", true},
-              {"stream_options", {{"include_usage", true}}}};
-}
-
-std::vector<StreamedReply> run_streams(int port, int count, std::atomic<int>* pieces = nullptr) {
-  std::vector<StreamedReply> replies(static_cast<std::size_t>(count));
-  std::vector<std::jthread> clients;
-  for (int i = 0; i < count; ++i) {
-    clients.emplace_back([&, i] {
-      replies[static_cast<std::size_t>(i)] = stream_completion(port, stream_request(i), [&](const StreamedChoice&) {
-        if (pieces != nullptr) pieces->fetch_add(1);
-      });
-    });
-  }
-  clients.clear();
-  return replies;
-}
+const StreamLoad load_of_streams{
+    .model = "live", .streams = 32, .answer_tokens = 600, .prompt_tokens = 40, .prompt_tokens_growth = 12};
 
 TEST(LiveChange, a_hundred_patches_under_32_streams_change_no_answer) {
-  constexpr int streams = 32;
   const TemporaryFolder folder;
   DaemonProcess daemon({"--manifest", folder.write("engine.yaml", manifest).string()});
   ASSERT_TRUE(daemon.wait_ready(std::chrono::seconds(60))) << daemon.log();
-  const std::vector<StreamedReply> undisturbed = run_streams(daemon.data_port(), streams);
+  const std::vector<StreamedReply> undisturbed = run_streams(daemon.data_port(), load_of_streams);
 
   std::vector<StreamedReply> disturbed;
   std::atomic<int> pieces = 0;
   std::atomic<bool> ended = false;
   std::jthread load([&] {
-    disturbed = run_streams(daemon.data_port(), streams, &pieces);
+    disturbed = run_streams(daemon.data_port(), load_of_streams, &pieces);
     ended = true;
   });
   const std::vector<std::string> policies{"Deadline", "DecodeFirst", "PrefillFirst", "ShortestFirst"};
@@ -101,15 +74,7 @@ TEST(LiveChange, a_hundred_patches_under_32_streams_change_no_answer) {
   EXPECT_GE(patched_while_streaming, 90);
   EXPECT_GE(daemon.metric("rubato_settings_number").value_or(0), number_before + 90);
 
-  ASSERT_EQ(disturbed.size(), undisturbed.size());
-  for (std::size_t i = 0; i < disturbed.size(); ++i) {
-    EXPECT_EQ(disturbed[i].status, 200);
-    EXPECT_TRUE(disturbed[i].done) << i;
-    EXPECT_EQ(disturbed[i].error, "") << i;
-    EXPECT_EQ(disturbed[i].usage["completion_tokens"], answer_tokens) << i;
-    EXPECT_EQ(disturbed[i].choices[0].finish_reasons, std::vector<std::string>{"length"}) << i;
-    EXPECT_EQ(disturbed[i].choices[0].text, undisturbed[i].choices.at(0).text) << i;
-  }
+  expect_same_answers(load_of_streams, disturbed, undisturbed);
   EXPECT_TRUE(eventually([&] {
     return daemon.metric("vllm:num_requests_running{engine=\"0\",model_name=\"live\"}") == 0.0 &&
            daemon.metric("vllm:kv_cache_usage_perc{engine=\"0\",model_name=\"live\"}") == 0.0;

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "tests/e2e/daemon_process.h"
-#include "tests/e2e/stream_client.h"
+#include "tests/e2e/stream_load.h"
 
 namespace rubato::test {
 namespace {
@@ -32,32 +32,9 @@ spec:
   tuning: {enabled: false}
 )";
 
-constexpr int streams = 32;
-constexpr int answer_tokens = 1200;
-
 /// Long prompts first, so that chunks of every budget run beside decodes.
-json request_of(int stream) {
-  json prompt = json::array();
-  for (int i = 0; i < 30 + 20 * stream; ++i) prompt.push_back((i * 31 + stream * 7) % 500 + 1);
-  return json{{"model", "shapes"},
-              {"prompt", prompt},
-              {"max_tokens", answer_tokens},
-              {"temperature", stream % 2 == 0 ? 0.0 : 0.9},
-              {"seed", 1000 + stream},
-              {"ignore_eos", true},
-              {"stream", true},
-              {"stream_options", {{"include_usage", true}}}};
-}
-
-std::vector<StreamedReply> run_streams(int port) {
-  std::vector<StreamedReply> replies(streams);
-  std::vector<std::jthread> clients;
-  for (int i = 0; i < streams; ++i) {
-    clients.emplace_back([&, i] { replies[static_cast<std::size_t>(i)] = stream_completion(port, request_of(i)); });
-  }
-  clients.clear();
-  return replies;
-}
+const StreamLoad load_of_streams{
+    .model = "shapes", .streams = 32, .answer_tokens = 1200, .prompt_tokens = 30, .prompt_tokens_growth = 20};
 
 json shapes_of(const DaemonProcess& daemon) {
   return daemon.engine("shapes")["status"]["shapes"];
@@ -69,14 +46,14 @@ TEST(ShapeRebuild, budgets_move_under_32_streams_and_every_rebuild_goes_unnotice
   ASSERT_TRUE(daemon.wait_ready(std::chrono::seconds(60))) << daemon.log();
   ASSERT_TRUE(eventually([&] { return !shapes_of(daemon)["buckets"].empty(); }));
   EXPECT_EQ(shapes_of(daemon)["buckets"].back(), 512);
-  const std::vector<StreamedReply> undisturbed = run_streams(daemon.data_port());
+  const std::vector<StreamedReply> undisturbed = run_streams(daemon.data_port(), load_of_streams);
   const double rebuilds_before = daemon.metric("rubato_shape_rebuilds_total{result=\"ok\"}").value_or(-1);
   EXPECT_GE(rebuilds_before, 1);
 
   std::vector<StreamedReply> disturbed;
   std::atomic<bool> ended = false;
   std::jthread load([&] {
-    disturbed = run_streams(daemon.data_port());
+    disturbed = run_streams(daemon.data_port(), load_of_streams);
     ended = true;
   });
   int rebuilt_while_streaming = 0;
@@ -101,14 +78,7 @@ TEST(ShapeRebuild, budgets_move_under_32_streams_and_every_rebuild_goes_unnotice
   EXPECT_EQ(in_shape + eager, daemon.metric("rubato_step_duration_seconds_count"));
   EXPECT_GT(in_shape, eager);  // decodes alone are most steps
 
-  ASSERT_EQ(disturbed.size(), undisturbed.size());
-  for (std::size_t i = 0; i < disturbed.size(); ++i) {
-    EXPECT_EQ(disturbed[i].status, 200) << i;
-    EXPECT_TRUE(disturbed[i].done) << i;
-    EXPECT_EQ(disturbed[i].error, "") << i;
-    EXPECT_EQ(disturbed[i].usage["completion_tokens"], answer_tokens) << i;
-    EXPECT_EQ(disturbed[i].choices[0].text, undisturbed[i].choices.at(0).text) << i;
-  }
+  expect_same_answers(load_of_streams, disturbed, undisturbed);
 }
 
 }  // namespace

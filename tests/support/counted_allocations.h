@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts every allocation of an executable, on every thread. It replaces the global operators, so exactly one test file of an executable
-// may include it.
+// Counts every allocation of an executable, on every thread. It replaces the global operators, so exactly one test file of an
+// executable may include it.
 #pragma once
 
 #include <atomic>

@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -45,7 +47,10 @@ class FakeBackend final : public engine::Backend {
   };
 
   explicit FakeBackend(const Options& options)
-      : options_(options), cells_(static_cast<std::size_t>(options.block_count) * kv_block_tokens, poison) {
+      : FakeBackend(options, std::make_shared<std::vector<TokenId>>(
+                                 static_cast<std::size_t>(options.block_count) * kv_block_tokens, poison)) {}
+
+  FakeBackend(const Options& options, std::shared_ptr<std::vector<TokenId>> cells) : options_(options), cells_(std::move(cells)) {
     config_.architecture = "LlamaForCausalLM";
     config_.vocabulary = fake_vocabulary;
     config_.end_tokens = {fake_end_token};
@@ -82,10 +87,26 @@ class FakeBackend final : public engine::Backend {
     return {};
   }
 
+  [[nodiscard]] Result<std::unique_ptr<engine::Backend>> make_sibling() override {
+    return std::unique_ptr<engine::Backend>(std::make_unique<FakeBackend>(options_, cells_));
+  }
+
+  [[nodiscard]] Result<void> copy_blocks(const engine::Backend& source, std::span<const BlockCopy> copies,
+                                         const std::function<bool()>& allowed) override {
+    const auto& from = dynamic_cast<const FakeBackend&>(source);
+    for (const BlockCopy& copy : copies) {
+      if (!allowed()) return unexpected(ErrorCode::Cancelled, "no longer wanted");
+      std::copy_n(from.cells_->begin() + std::ptrdiff_t{copy.from.value} * kv_block_tokens, kv_block_tokens,
+                  cells_->begin() + std::ptrdiff_t{copy.to.value} * kv_block_tokens);
+      ++copied_count;
+    }
+    return {};
+  }
+
   void capture_logits(bool on) override { capture_ = on; }
   void released(std::span<const BlockId> blocks) override {
     for (const BlockId block : blocks) {
-      const auto begin = cells_.begin() + std::ptrdiff_t{block.value} * kv_block_tokens;
+      const auto begin = cells_->begin() + std::ptrdiff_t{block.value} * kv_block_tokens;
       std::fill(begin, begin + kv_block_tokens, poison);
       ++released_count;
     }
@@ -93,27 +114,30 @@ class FakeBackend final : public engine::Backend {
   [[nodiscard]] const engine::ModelConfig& config() const override { return config_; }
   [[nodiscard]] std::string description() const override { return "fake"; }
 
+  /// For siblings made by hand.
+  [[nodiscard]] std::shared_ptr<std::vector<TokenId>> cells() const { return cells_; }
   /// True when no block holds a token: everything that was written has been released.
   [[nodiscard]] bool all_dead() const {
-    return std::all_of(cells_.begin(), cells_.end(), [](TokenId token) { return token == poison; });
+    return std::all_of(cells_->begin(), cells_->end(), [](TokenId token) { return token == poison; });
   }
 
   std::uint64_t run_count = 0;
   std::int32_t tokens_in_run = 0;
   std::int64_t poison_reads = 0;
   std::int64_t released_count = 0;
+  std::int64_t copied_count = 0;
 
  private:
   static constexpr TokenId poison = -1;
 
   TokenId& cell(const engine::StepRow& row, std::size_t position) {
     const auto block = static_cast<std::size_t>(row.blocks[position / kv_block_tokens].value);
-    return cells_.at(block * kv_block_tokens + position % kv_block_tokens);
+    return cells_->at(block * kv_block_tokens + position % kv_block_tokens);
   }
 
   Options options_;
   engine::ModelConfig config_;
-  std::vector<TokenId> cells_;
+  std::shared_ptr<std::vector<TokenId>> cells_;  // shared with a sibling
   std::vector<TokenId> history_;
   std::vector<float> logits_ = std::vector<float>(fake_vocabulary);
   bool capture_ = false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The clients of a lane: collects every stream's events under virtual time and checks, event by event, what engine/lane.h
+// The clients of lanes: collects every stream's events under virtual time and checks, event by event, what engine/lanes.h
 // promises.
 #pragma once
 
@@ -28,17 +28,18 @@ struct ClientStream {
 
 class LaneClient {
  public:
-  explicit LaneClient(engine::Lane& lane) : lane_(lane) {}
+  explicit LaneClient(engine::Lane& lane) : lanes_(lane.lanes()) {}
+  explicit LaneClient(engine::Lanes& lanes) : lanes_(lanes) {}
 
   /// Adds a request with the next free id.
   Result<SequenceId> add(std::vector<TokenId> prompt, engine::SamplingParameters sampling) {
     const SequenceId id{++last_id_};
-    auto added = lane_.add({.id = id,
-                            .prompt = std::move(prompt),
-                            .sampling = std::move(sampling),
-                            .arrival = now_,
-                            .ttft_target = std::chrono::milliseconds(500),
-                            .itl_target = std::chrono::milliseconds(50)});
+    auto added = lanes_.add({.id = id,
+                             .prompt = std::move(prompt),
+                             .sampling = std::move(sampling),
+                             .arrival = now_,
+                             .ttft_target = std::chrono::milliseconds(500),
+                             .itl_target = std::chrono::milliseconds(50)});
     if (!added) return Unexpected(std::move(added).error());
     streams_[id];
     return id;
@@ -51,7 +52,7 @@ class LaneClient {
   }
 
   bool cancel(SequenceId id) {
-    const bool was_there = lane_.cancel(id);
+    const bool was_there = lanes_.cancel(id);
     const auto stream = streams_.find(id);
     if (stream != streams_.end()) {
       const bool live = !stream->second.finish && !stream->second.cancelled;
@@ -63,14 +64,26 @@ class LaneClient {
     return was_there;
   }
 
-  /// One step; false when the lane had nothing to do. logits: what the backend captured in it, one row of vocabulary per sampling
-  /// row.
+  /// One step of the first lane; false when it had nothing to do.
   bool step() {
-    const bool stepped = lane_.step([this] { return now_ += std::chrono::microseconds(500); });
-    if (!stepped) return false;
-    for (const engine::TokenEvent& event : lane_.events()) take(event);
+    if (!begin(LaneIndex{0})) return false;
+    advance();
+    lanes_.run_step(LaneIndex{0}, now_);
+    advance();
+    end(LaneIndex{0});
     return true;
   }
+
+  // The parts of a step, for steps of several lanes at once.
+  bool begin(LaneIndex lane) {
+    advance();
+    return lanes_.begin_step(lane, now_);
+  }
+  void end(LaneIndex lane) {
+    lanes_.end_step(lane, now_);
+    for (const engine::TokenEvent& event : lanes_.events(lane)) take(event);
+  }
+  void advance(Duration by = std::chrono::microseconds(500)) { now_ += by; }
 
   /// Steps until idle, at most step_max times.
   void drain(int step_max = 100000) {
@@ -107,7 +120,7 @@ class LaneClient {
     stream.error = event.error;
   }
 
-  engine::Lane& lane_;
+  engine::Lanes& lanes_;
   TimePoint now_{};
   std::uint64_t last_id_ = 0;
   std::map<SequenceId, ClientStream> streams_;

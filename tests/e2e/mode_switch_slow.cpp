@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// Chunked and disaggregated by turns under running streams: modes, shares, reservations and roles move a hundred times, on one
+// device and on several, and nobody's answer changes.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/e2e/daemon_process.h"
+#include "tests/e2e/stream_load.h"
+
+namespace rubato::test {
+namespace {
+
+using nlohmann::json;
+
+std::string manifest_on(const std::string& devices) {
+  return R"(apiVersion: rubato.dev/v1alpha1
+kind: Engine
+metadata: {name: modes}
+spec:
+  model:
+    synthetic: {architecture: Llama, hiddenSize: 128, layers: 4, heads: 4, kvHeads: 2, feedForward: 256, vocabulary: 512, seed: 3}
+    dtype: BFloat16
+  devices: [)" +
+         devices + R"(]
+  capacity: {maxModelLen: 2048, maxNumSeqs: 48, kvCacheMemory: 64Mi}
+  objectives: {ttft: 5s, itl: 1s, attainment: 90}
+  knobs:
+    maxNumBatchedTokens: {initial: 128, min: 64, max: 512}
+    maxNumSeqs: {initial: 48, min: 8, max: 48}
+    mode: {initial: Chunked, choices: [Chunked, Disaggregated]}
+  tuning: {enabled: false}
+)";
+}
+
+/// Mixed lengths: short ones decode while the last still prefill.
+const StreamLoad load_of_streams{
+    .model = "modes", .streams = 48, .answer_tokens = 500, .prompt_tokens = 20, .prompt_tokens_growth = 25};
+
+class ModeSwitch : public ::testing::Test {
+ protected:
+  void start(const std::string& devices) {
+    daemon_.emplace(std::vector<std::string>{"--manifest", folder_.write("engine.yaml", manifest_on(devices)).string()});
+    ASSERT_TRUE(daemon_->wait_ready(std::chrono::seconds(60))) << daemon_->log();
+    undisturbed_ = run_streams(daemon_->data_port(), load_of_streams);
+  }
+
+  void patch(const json& override_fields) {
+    const json body{{"spec", {{"override", override_fields}}}};
+    const RawReply reply = daemon_->control("PATCH", "/apis/rubato.dev/v1alpha1/engines/modes", body.dump());
+    ASSERT_EQ(reply.status, 200) << reply.body;
+  }
+
+  /// Runs the load while change(i) happens `count` times, each after some stream has got a token since the last. Returns how many
+  /// changes came while streams ran.
+  template <class Change>
+  int run_while_changing(int count, Change&& change) {
+    std::atomic<int> pieces = 0;
+    std::atomic<bool> ended = false;
+    int under_load = 0;
+    std::jthread load([&] {
+      // One load after another until all changes are made, so that they meet sequences in every stage.
+      do {
+        disturbed_.push_back(run_streams(daemon_->data_port(), load_of_streams, &pieces));
+      } while (!ended);
+    });
+    for (int i = 0; i < count; ++i) {
+      const int before = pieces.load();
+      change(i);
+      EXPECT_TRUE(eventually([&] { return pieces.load() > before; })) << "change " << i << daemon_->log();
+      ++under_load;
+    }
+    ended = true;
+    load.join();
+    return under_load;
+  }
+
+  void expect_nothing_lost() {
+    for (const auto& replies : disturbed_) expect_same_answers(load_of_streams, replies, undisturbed_);
+    EXPECT_TRUE(eventually([&] {
+      return daemon_->metric("vllm:num_requests_running{engine=\"0\",model_name=\"modes\"}") == 0.0 &&
+             daemon_->metric("vllm:kv_cache_usage_perc{engine=\"0\",model_name=\"modes\"}") == 0.0;
+    }));
+    EXPECT_EQ(daemon_->control("GET", "/readyz").status, 200);
+  }
+
+  TemporaryFolder folder_;
+  std::optional<DaemonProcess> daemon_;
+  std::vector<StreamedReply> undisturbed_;
+  std::vector<std::vector<StreamedReply>> disturbed_;
+};
+
+const char* mode_of(int change) {
+  return change % 2 == 0 ? "Disaggregated" : "Chunked";
+}
+
+TEST_F(ModeSwitch, a_hundred_switches_under_48_streams_change_no_answer) {
+  start("cpu");
+  EXPECT_EQ(run_while_changing(100, [&](int i) { patch({{"mode", mode_of(i)}}); }), 100);
+  expect_nothing_lost();
+  EXPECT_GE(daemon_->metric("rubato_mode_switches_total").value_or(0), 100);
+}
+
+TEST_F(ModeSwitch, a_hundred_changes_of_share_and_reservation_under_48_streams_change_no_answer) {
+  start("cpu");
+  const std::vector<std::string> reservations{"LastChunk", "PrefillComplete", "Early"};
+  const auto change = [&](int i) {
+    patch({{"mode", "Disaggregated"},
+           {"prefillShare", 10 + 80 * (i % 9) / 8},
+           {"reservation", reservations[static_cast<std::size_t>(i / 9) % reservations.size()]}});
+  };
+  EXPECT_EQ(run_while_changing(100, change), 100);
+  expect_nothing_lost();
+  EXPECT_GT(daemon_->metric("rubato_handoffs_total{kind=\"moved\"}").value_or(0), 0);
+}
+
+TEST_F(ModeSwitch, roles_of_several_devices_change_under_48_streams_and_no_answer_does) {
+  start("cpu:0, cpu:1, cpu:2");
+  const auto change = [&](int i) { patch({{"mode", i % 3 == 2 ? "Chunked" : "Disaggregated"}, {"prefillDevices", 1 + i % 2}}); };
+  EXPECT_EQ(run_while_changing(60, change), 60);
+  expect_nothing_lost();
+  EXPECT_GT(daemon_->metric("rubato_handoffs_total{kind=\"copied\"}").value_or(0), 0);
+  EXPECT_EQ(daemon_->metric("rubato_handoffs_total{kind=\"failed\"}"), 0.0);
+}
+
+}  // namespace
+}  // namespace rubato::test

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+// One seeded life of several lanes over fake backends: steps of different lanes are open at once and run at any moment in
+// between, modes and roles change, copies fail, come late or stop half way, clients leave. Every stream must equal what the model
+// says of its prompt alone.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "engine/lanes.h"
+#include "tests/support/fake_backend.h"
+#include "tests/support/lane_client.h"
+
+namespace rubato::test {
+
+class LanesProperty {
+ public:
+  explicit LanesProperty(std::uint32_t seed) : random_(seed) {
+    limits_.devices = static_cast<std::int32_t>(seed % 4) + 1;
+    limits_.lanes_per_device = limits_.devices == 1 ? 2 : 1;
+    limits_.each = {.max_model_len = length_max,
+                    .max_num_seqs = 12,
+                    .max_waiting = 32,
+                    .block_count = block_count,
+                    .token_tile = 1,
+                    .growth_reserve_tokens = static_cast<std::int32_t>(seed % 3) * 8};
+    limits_.max_handoffs = seed % 2 == 0 ? 2 : 16;
+    limits_.handoff_lease = std::chrono::milliseconds(50);
+    limits_.lockstep = static_cast<Lockstep>(seed / 4 % 3);
+    for (std::int32_t device = 0; device < limits_.devices; ++device)
+      backends_.push_back(std::make_unique<FakeBackend>(FakeBackend::Options{.block_count = block_count, .fails_at_run = {}}));
+    std::vector<engine::Backend*> lanes;
+    for (const auto& backend : backends_) lanes.push_back(backend.get());
+    if (limits_.lanes_per_device == 2) {
+      sibling_ = backends_.front()->make_sibling().value();
+      lanes.push_back(sibling_.get());
+    }
+    lanes_ =
+        std::make_unique<engine::Lanes>(std::move(lanes), engine::LanesOptions{.limits = limits_, .initial = next_settings()});
+    client_ = std::make_unique<LaneClient>(*lanes_);
+    open_.resize(static_cast<std::size_t>(lanes_->lane_count()));
+  }
+
+  void run(int event_count) {
+    for (int event = 0; event < event_count; ++event) {
+      if (chance(12)) arrive();
+      if (chance(3)) cancel();
+      if (chance(2)) lanes_->apply(next_settings(), client_->now());
+      if (chance(5)) lanes_->expire(client_->now());
+      turn();
+      if (event % 32 == 0) lanes_->check_integrity();
+      if (testing::Test::HasFailure()) return;
+    }
+    drain();
+    finish();
+  }
+
+  [[nodiscard]] const policies::HandoffCounts& handoffs() const { return lanes_->group().handoffs(); }
+
+ private:
+  static constexpr std::int32_t block_count = 40;
+  static constexpr std::int32_t length_max = 256;
+
+  struct OpenStep {
+    bool open = false;
+    bool ran = false;
+  };
+
+  bool chance(int percent) { return static_cast<int>(random_() % 100) < percent; }
+  std::int32_t between(std::int32_t low, std::int32_t high) {
+    return low + static_cast<std::int32_t>(random_() % static_cast<std::uint32_t>(high - low + 1));
+  }
+
+  // One lane or the copier does the next thing it can.
+  void turn() {
+    const std::int32_t who = between(0, lanes_->lane_count());
+    if (who == lanes_->lane_count()) {
+      copy();
+      return;
+    }
+    const LaneIndex lane{who};
+    OpenStep& step = open_[static_cast<std::size_t>(who)];
+    if (!step.open) {
+      step = {.open = client_->begin(lane), .ran = false};
+    } else if (!step.ran) {
+      client_->advance();
+      lanes_->run_step(lane, client_->now());
+      step.ran = true;
+    } else {
+      client_->advance();
+      client_->end(lane);
+      step.open = false;
+    }
+  }
+
+  void copy() {
+    if (!job_) {
+      job_ = lanes_->next_copy(client_->now());
+      outcome_.reset();
+      return;
+    }
+    if (!outcome_) {
+      if (fail_copies_ && chance(20)) {
+        outcome_ = unexpected(ErrorCode::DeviceLost, "the fake link broke");
+      } else {
+        outcome_ = job_->run();
+      }
+      return;
+    }
+    if (fail_copies_ && chance(10)) client_->advance(2 * limits_.handoff_lease);  // the answer comes late
+    if (fail_copies_ && chance(30)) lanes_->expire(client_->now());
+    lanes_->copied(*job_, *outcome_, client_->now());
+    job_.reset();
+  }
+
+  Settings next_settings() {
+    const PriorityPolicy policies[] = {PriorityPolicy::Deadline, PriorityPolicy::DecodeFirst, PriorityPolicy::PrefillFirst,
+                                       PriorityPolicy::ShortestFirst};
+    const std::int32_t seqs = between(1, 12);
+    return {.number = ++settings_number_,
+            .knobs = {.max_num_batched_tokens = seqs + min_prefill_quantum + between(0, 60),
+                      .max_num_seqs = seqs,
+                      .priority_policy = policies[random_() % 4],
+                      .mode = chance(70) ? Mode::Disaggregated : Mode::Chunked,
+                      .reservation = static_cast<Reservation>(random_() % 3),
+                      .prefill_devices = between(1, 3)}};
+  }
+
+  void arrive() {
+    const std::int32_t prompt_tokens = chance(20) ? between(60, 160) : between(1, 40);
+    std::vector<TokenId> prompt(static_cast<std::size_t>(prompt_tokens));
+    for (TokenId& token : prompt) token = between(0, 94);
+    engine::SamplingParameters sampling;
+    sampling.temperature = chance(50) ? 0 : 0.8;
+    sampling.seed = random_();
+    sampling.max_new_tokens = chance(10) ? 1 : between(1, 60);
+    sampling.ignore_eos = chance(50);
+    auto added = client_->add(prompt, sampling);
+    if (!added) {
+      EXPECT_EQ(added.error().code, ErrorCode::ResourceExhausted) << added.error().message;
+      return;
+    }
+    requests_.emplace(added.value(), std::pair(std::move(prompt), std::move(sampling)));
+  }
+
+  void cancel() {
+    if (requests_.empty()) return;
+    const std::uint64_t newest = requests_.rbegin()->first.value;
+    const std::uint64_t back = random_() % 30;
+    client_->cancel(SequenceId{back < newest ? newest - back : newest + 1000});
+  }
+
+  void drain() {
+    fail_copies_ = false;
+    int turns = 0;
+    const auto busy = [&] {
+      for (const OpenStep& step : open_) {
+        if (step.open) return true;
+      }
+      return job_.has_value() || !lanes_->group().idle() || lanes_->group().copies_open() > 0;
+    };
+    for (; busy() && turns < 400000; ++turns) {
+      turn();
+      if (turns % 64 == 0) {
+        client_->advance(std::chrono::milliseconds(20));
+        lanes_->expire(client_->now());
+      }
+    }
+    EXPECT_FALSE(busy()) << "the lanes do not come to rest";
+  }
+
+  void finish() {
+    lanes_->check_integrity();
+    const policies::SchedulerCounts totals = lanes_->group().totals();
+    EXPECT_EQ(totals.free_blocks, totals.block_count);
+    for (const auto& backend : backends_) {
+      EXPECT_EQ(backend->poison_reads, 0);
+      EXPECT_TRUE(backend->all_dead());
+    }
+    if (sibling_) {
+      EXPECT_EQ(dynamic_cast<FakeBackend&>(*sibling_).poison_reads, 0);
+    }
+    for (const auto& [id, request] : requests_) check(id, request.first, request.second);
+  }
+
+  void check(SequenceId id, const std::vector<TokenId>& prompt, const engine::SamplingParameters& sampling) {
+    const ClientStream& stream = client_->stream(id);
+    const FakeAnswer answer = fake_answer(prompt, sampling);
+    if (stream.cancelled) {
+      EXPECT_FALSE(stream.finish.has_value());
+      ASSERT_LE(stream.tokens.size(), answer.tokens.size()) << "id " << id.value;
+      EXPECT_TRUE(std::equal(stream.tokens.begin(), stream.tokens.end(), answer.tokens.begin())) << "id " << id.value;
+      return;
+    }
+    EXPECT_EQ(stream.tokens, answer.tokens) << "id " << id.value;
+    EXPECT_EQ(stream.finish, answer.stopped ? engine::FinishReason::Stop : engine::FinishReason::Length) << "id " << id.value;
+  }
+
+  std::mt19937 random_;
+  policies::LaneGroupLimits limits_;
+  std::vector<std::unique_ptr<FakeBackend>> backends_;
+  std::unique_ptr<engine::Backend> sibling_;
+  std::unique_ptr<engine::Lanes> lanes_;
+  std::unique_ptr<LaneClient> client_;
+  std::vector<OpenStep> open_;
+  std::optional<engine::CopyJob> job_;
+  std::optional<Result<void>> outcome_;
+  bool fail_copies_ = true;
+  std::map<SequenceId, std::pair<std::vector<TokenId>, engine::SamplingParameters>> requests_;
+  std::uint64_t settings_number_ = 0;
+};
+
+}  // namespace rubato::test
