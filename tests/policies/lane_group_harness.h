@@ -169,6 +169,30 @@ class Node {
     watch_copies();
   }
 
+  /// One step of one lane by itself. False when nothing can run there.
+  bool run(std::int32_t lane, Duration duration = std::chrono::milliseconds(1)) {
+    if (!plan(lane)) return false;
+    advance(duration);
+    complete(lane);
+    return true;
+  }
+
+  /// One step of every lane that has something to run, side by side. False when none has.
+  bool run_all(Duration duration = std::chrono::milliseconds(1)) {
+    for (std::int32_t lane = 0; lane < group_.lane_count(); ++lane) static_cast<void>(plan(lane));
+    if (!any_open()) return false;
+    advance(duration);
+    for (std::int32_t lane = 0; lane < group_.lane_count(); ++lane) {
+      if (open(lane)) complete(lane);
+    }
+    return true;
+  }
+
+  /// Carries out every copy there is and answers it.
+  void copy_all() {
+    while (const std::optional<std::uint64_t> epoch = take_copy()) answer(*epoch, Answer::Copied);
+  }
+
   /// The device failed: what the step was to write is lost.
   void abandon(std::int32_t lane) {
     NodeStep& step = steps_open_[static_cast<std::size_t>(lane)];

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// plan() and complete() allocate nothing once the scheduler stands, with thousands waiting and under preemption too. Counts every
-// call of operator new in this executable.
+// plan() and complete() allocate nothing once the scheduler stands, with thousands waiting and under preemption too; nor do lane
+// groups while sequences move between lanes and are copied between pools. Counts every call of operator new in this executable.
 #include <gtest/gtest.h>
 
+#include "policies/lane_group.h"
 #include "tests/policies/scheduler_harness.h"
 #include "tests/support/counted_allocations.h"
 
@@ -53,6 +54,82 @@ TEST(SchedulerAllocation, planning_and_completing_allocate_nothing) {
     EXPECT_EQ(test::allocations - before, 0u) << name_of(policy);
     EXPECT_GT(scheduler.counts().preemptions, 0u) << name_of(policy);
     EXPECT_GT(scheduler.counts().waiting, 1000) << name_of(policy);
+  }
+}
+
+// Lanes side by side under load, with changes of mode, roles and reservation, copies that fail, and leases.
+struct GroupLife {
+  explicit GroupLife(const LaneGroupLimits& limits_in)
+      : limits(limits_in), group(limits, {.number = 1, .knobs = knobs(0)}), plans(static_cast<std::size_t>(group.lane_count())) {
+    outcomes.reserve(64);
+    left.reserve(1000);
+    for (std::uint64_t id = 0; id < 1000; ++id) {
+      left.push_back(static_cast<std::int32_t>(1 + id * 37 % 300));
+      EXPECT_TRUE(group.add({.id = SequenceId{id},
+                             .arrival = now,
+                             .prompt_tokens = static_cast<std::int32_t>(1 + id * 101 % 900),
+                             .max_new_tokens = left.back()}));
+    }
+  }
+
+  static KnobValues knobs(int change) {
+    return {.max_num_batched_tokens = 256,
+            .max_num_seqs = 32,
+            .priority_policy = all_policies[change % 4],
+            .mode = change % 3 == 2 ? Mode::Chunked : Mode::Disaggregated,
+            .reservation = static_cast<Reservation>(change % 3),
+            .prefill_devices = 1 + change % 2};
+  }
+
+  void step(int number) {
+    if (number % 50 == 49) group.apply({.number = 2, .knobs = knobs(number / 50)}, now);
+    for (std::int32_t lane = 0; lane < group.lane_count(); ++lane) {
+      const StepPlan& plan = group.plan(LaneIndex{lane}, now);
+      plans[static_cast<std::size_t>(lane)] = plan.empty() ? nullptr : &plan;
+    }
+    while (const std::optional<CopyOrder> order = group.next_copy(now)) {
+      if (order->epoch % 50 == 0) continue;  // is lost
+      group.copied(order->epoch, order->epoch % 9 == 0 ? failed : Result<void>{}, now);
+    }
+    now += std::chrono::milliseconds(30);
+    for (std::int32_t lane = 0; lane < group.lane_count(); ++lane) {
+      const StepPlan* plan = plans[static_cast<std::size_t>(lane)];
+      if (plan == nullptr) continue;
+      outcomes.clear();
+      for (const PlannedRow& row : plan->rows) {
+        if (row.samples) outcomes.push_back({.id = row.id, .finished = --left[row.id.value] == 0});
+      }
+      group.complete(LaneIndex{lane}, outcomes, now, std::chrono::milliseconds(3));
+    }
+    group.expire(now);
+  }
+
+  LaneGroupLimits limits;
+  LaneGroup group;
+  std::vector<const StepPlan*> plans;
+  std::vector<RowOutcome> outcomes;
+  std::vector<std::int32_t> left;
+  const Result<void> failed = unexpected(ErrorCode::Unavailable, "down");
+  TimePoint now{std::chrono::seconds(1)};
+};
+
+TEST(SchedulerAllocation, lanes_move_and_copy_sequences_without_allocating) {
+  for (const std::int32_t devices : {1, 3}) {
+    LaneGroupLimits limits;
+    limits.each = {
+        .max_model_len = 2048, .max_num_seqs = 32, .max_waiting = 1000, .block_count = 700, .growth_reserve_tokens = 0};
+    limits.devices = devices;
+    limits.lanes_per_device = devices == 1 ? 2 : 1;
+    limits.handoff_lease = std::chrono::milliseconds(100);
+    limits.lockstep = Lockstep::Aligned;
+    GroupLife life(limits);
+    const std::uint64_t before = test::allocations;
+    for (int number = 0; number < 1500; ++number) life.step(number);
+    EXPECT_EQ(test::allocations - before, 0u) << devices << " devices";
+    EXPECT_TRUE(devices == 1 || life.group.handoffs().failed > 10);
+    EXPECT_GT(devices == 1 ? life.group.handoffs().moved : life.group.handoffs().copied, 100u);
+    EXPECT_GT(life.group.totals().preemptions, 0u);
+    life.group.check_integrity();
   }
 }
 
