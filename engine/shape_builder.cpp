@@ -51,6 +51,7 @@ void ShapeBuilder::settle() {
   held_.reset();
   status_.buckets = offered_buckets_;
   status_.bytes = offered_bytes_;
+  used_percent_ = offered_percent_;
   slot_.store(Slot::Empty, std::memory_order_release);
 }
 
@@ -59,6 +60,7 @@ bool ShapeBuilder::make_room() {
   if (slot_.compare_exchange_strong(expected, Slot::Empty, std::memory_order_acq_rel)) {
     held_.reset();
     newest_ = status_.buckets;
+    newest_percent_ = used_percent_;
     built_target_.reset();
   }
   return slot_.load(std::memory_order_acquire) == Slot::Empty;
@@ -124,7 +126,7 @@ bool ShapeBuilder::plan(ShapeTarget target, TimePoint now) {
   weigh_not_before_ = now + options_.weigh_interval;
   steps_are_new_ = false;
   policies::ShapeChoice best = policies::choose_shapes(histogram_, choice_options());
-  if (best.buckets == newest_) {
+  if (best.buckets == newest_ && target_->given_percent == newest_percent_) {
     built_target_ = target_;
     excess_since_.reset();
     return false;
@@ -168,6 +170,7 @@ std::optional<ShapeBuild> ShapeBuilder::finish(TimePoint begin, TimePoint end) {
   status_.last_error.clear();
   offered_buckets_ = built_->buckets();
   offered_bytes_ = done.bytes = built_->bytes();
+  offered_percent_ = newest_percent_ = target_->given_percent;
   held_ = std::move(built_);  // make_room() has emptied the slot, and only this side fills it
   slot_.store(Slot::Offered, std::memory_order_release);
   return done;

@@ -19,10 +19,11 @@
 
 namespace rubato::engine {
 
-/// The knobs that decide how large steps get.
+/// The knobs that decide how large steps get, and where they run.
 struct ShapeTarget {
-  std::int32_t budget = 0;        // max_num_batched_tokens
-  std::int32_t max_num_seqs = 0;  // decode rows of a step
+  std::int32_t budget = 0;           // max_num_batched_tokens
+  std::int32_t max_num_seqs = 0;     // decode rows of a step
+  std::int32_t given_percent = 100;  // of the device, Backend::share(); constant where shapes fit any share
   friend bool operator==(const ShapeTarget&, const ShapeTarget&) = default;
 };
 
@@ -129,6 +130,7 @@ class ShapeBuilder {
   std::optional<ShapeTarget> target_;        // newest
   std::optional<ShapeTarget> built_target_;  // that the newest set was built, or kept, for
   policies::StepBuckets newest_;             // the newest set's, offered or in use
+  std::int32_t newest_percent_ = 100;        // and the share that it was built for
   std::optional<TimePoint> excess_since_;
   TimePoint target_not_before_{};
   TimePoint weigh_not_before_{};
@@ -138,6 +140,8 @@ class ShapeBuilder {
   std::optional<Error> error_;             // of the build
   policies::StepBuckets offered_buckets_;  // of the set in the slot
   std::int64_t offered_bytes_ = 0;
+  std::int32_t offered_percent_ = 100;
+  std::int32_t used_percent_ = 100;  // of the set that the lane runs with
   ShapeStatus status_;
 };
 

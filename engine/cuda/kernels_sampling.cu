@@ -51,7 +51,10 @@ __device__ inline void write_tops(const Stretch& stretch, std::int32_t count, Wi
 /// Masks, biases, penalties, in this order.
 __device__ inline void edit_stretch(const SamplingPass& pass, const SamplingRow& wanted, const Stretch& stretch) {
   std::int32_t first = wanted.edit_first;
-  apply_edits(pass, stretch, first, wanted.masks, [](std::int32_t, float& logit) { logit = minus_infinity; });
+  apply_edits(pass, stretch, first, wanted.masks, [&](std::int32_t edit, float& logit) {
+    pass.raw_of_edit[edit] = logit;
+    logit = minus_infinity;
+  });
   first += wanted.masks;
   apply_edits(pass, stretch, first, wanted.biases, [&](std::int32_t edit, float& logit) {
     pass.raw_of_edit[edit] = logit;
@@ -63,6 +66,16 @@ __device__ inline void edit_stretch(const SamplingPass& pass, const SamplingRow&
     pass.raw_of_edit[edit] = logit;
     logit = kernels::penalised(logit, penalties, static_cast<std::int32_t>(pass.edits[edit].value));
   });
+}
+
+/// A row that is not finite is not edited; but whoever undoes edits finds what he would put back.
+__device__ inline void keep_stretch(const SamplingPass& pass, const SamplingRow& wanted, const Stretch& stretch) {
+  std::int32_t first = wanted.edit_first;
+  const std::int32_t counts[] = {wanted.masks, wanted.biases, wanted.counts};
+  for (const std::int32_t count : counts) {
+    apply_edits(pass, stretch, first, count, [&](std::int32_t edit, float& logit) { pass.raw_of_edit[edit] = logit; });
+    first += count;
+  }
 }
 
 /// The best tokens of the row from those of its stretches. One block; keys: scratch.
@@ -231,6 +244,8 @@ __global__ void __launch_bounds__(stretch_threads) edit_stretches(SamplingPass p
     __syncwarp();  // lanes have read what others change now
     edit_stretch(pass, wanted, stretch);
     best = largest_of(stretch, Infinities::Masks);
+  } else {
+    keep_stretch(pass, wanted, stretch);
   }
   if (lane_of_thread() == 0) pass.best[first_stretch + index] = best;
 }

@@ -86,8 +86,8 @@ MatmulCall::Handles::~Handles() {
   if (operation != nullptr) static_cast<void>(cublasLtMatmulDescDestroy(operation));
 }
 
-Result<MatmulCall> MatmulCall::make(const MatmulLibrary& library, const MatmulPlan& plan) {
-  MatmulCall call(library, plan);
+Result<MatmulCall> MatmulCall::make(const MatmulLibrary& library, const MatmulPlan& plan, std::byte* workspace) {
+  MatmulCall call(library, plan, workspace != nullptr ? workspace : library.workspace());
   call.handles_ = std::make_unique<Handles>();
   Handles& handles = *call.handles_;
   const MatmulShape& shape = plan.shape;
@@ -144,7 +144,7 @@ bool MatmulCall::queue_with(cudaStream_t stream, const cublasLtMatmulAlgo_t& alg
   const float one = 1.0F;
   const float zero = 0.0F;
   return cublasLtMatmul(library_->handle(), handles_->operation, &one, plan_->weights, handles_->weights, x.data, handles_->x,
-                        &zero, out.data, handles_->out, out.data, handles_->out, &algorithm, library_->workspace(),
+                        &zero, out.data, handles_->out, out.data, handles_->out, &algorithm, workspace_,
                         static_cast<std::size_t>(library_->workspace_bytes()), stream) == CUBLAS_STATUS_SUCCESS;
 }
 

@@ -71,7 +71,9 @@ class MatmulLibrary {
 /// Descriptors of one plan, whose row count changes from call to call: one set per thread that queues products.
 class MatmulCall {
  public:
-  [[nodiscard]] static Result<MatmulCall> make(const MatmulLibrary& library, const MatmulPlan& plan);
+  /// Calls that may run at the same time need workspaces of their own, of the library's size; without one it is the library's.
+  [[nodiscard]] static Result<MatmulCall> make(const MatmulLibrary& library, const MatmulPlan& plan,
+                                               std::byte* workspace = nullptr);
   MatmulCall(MatmulCall&&) noexcept = default;
   MatmulCall& operator=(MatmulCall&&) noexcept = default;
 
@@ -93,11 +95,13 @@ class MatmulCall {
     cublasLtMatrixLayout_t out = nullptr;
     cublasLtMatmulPreference_t preference = nullptr;
   };
-  MatmulCall(const MatmulLibrary& library, const MatmulPlan& plan) : library_(&library), plan_(&plan) {}
+  MatmulCall(const MatmulLibrary& library, const MatmulPlan& plan, std::byte* workspace)
+      : library_(&library), plan_(&plan), workspace_(workspace) {}
   void set_rows(const Rows<const void*>& x, std::int64_t out_stride);
 
   const MatmulLibrary* library_;
   const MatmulPlan* plan_;
+  std::byte* workspace_;
   std::unique_ptr<Handles> handles_;
 };
 

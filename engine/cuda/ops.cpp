@@ -45,14 +45,11 @@ struct CudaOps::Memory {
 
   DeviceFacts device;
   OpsLimits limits;
-  Batch batch;
   std::unique_ptr<MatmulLibrary> library;
   std::optional<Uploader> uploader;  // until finish_loading()
-  std::vector<DeviceMemory> matrices;
   std::vector<Linear> linears;
   std::vector<DeviceMemory> norms;
   std::vector<MatmulReport> reports;
-  DeviceMemory gate_up;  // (max_tokens, largest Swiglu outputs) of dtype
 
   AttentionShape shape;
   CacheShape cache_shape;
@@ -60,13 +57,21 @@ struct CudaOps::Memory {
   std::int64_t layer_bytes = 0;
   DeviceMemory cosines;
   DeviceMemory sines;
-  DeviceMemory attention_scratch;
-  AttentionPlan attention_plan;
-  PinnedMemory poison_host;
-  DeviceMemory poison_blocks;
 };
 
-CudaOps::CudaOps(std::shared_ptr<Memory> memory, const Stream& stream) : memory_(std::move(memory)), stream_(&stream) {}
+struct CudaOps::Scratch {
+  Batch batch;
+  std::vector<DeviceMemory> matrices{};
+  DeviceMemory gate_up{};  // (max_tokens, largest Swiglu outputs) of dtype
+  DeviceMemory workspace{};
+  DeviceMemory attention{};
+  AttentionPlan attention_plan{};
+  PinnedMemory poison_host{};
+  DeviceMemory poison_blocks{};
+};
+
+CudaOps::CudaOps(std::shared_ptr<Memory> memory, std::shared_ptr<Scratch> scratch, const Stream& stream)
+    : memory_(std::move(memory)), scratch_(std::move(scratch)), stream_(&stream) {}
 CudaOps::~CudaOps() = default;
 
 Result<std::unique_ptr<CudaOps>> CudaOps::make(const DeviceFacts& device, const OpsLimits& limits, const Batch& batch,
@@ -74,7 +79,6 @@ Result<std::unique_ptr<CudaOps>> CudaOps::make(const DeviceFacts& device, const 
   auto memory = std::make_shared<Memory>();
   memory->device = device;
   memory->limits = limits;
-  memory->batch = batch;
   Result<std::unique_ptr<MatmulLibrary>> library = MatmulLibrary::make(device, limits.dtype);
   if (!library) return Unexpected(std::move(library).error());
   memory->library = std::move(*library);
@@ -82,13 +86,30 @@ Result<std::unique_ptr<CudaOps>> CudaOps::make(const DeviceFacts& device, const 
   if (!uploader) return Unexpected(std::move(uploader).error());
   memory->uploader.emplace(std::move(*uploader));
   if (auto prepared = prepare_linear(); !prepared) return Unexpected(std::move(prepared).error());
-  return std::unique_ptr<CudaOps>(new CudaOps(std::move(memory), stream));
+  return std::unique_ptr<CudaOps>(new CudaOps(std::move(memory), std::make_shared<Scratch>(Scratch{.batch = batch}), stream));
 }
 
 Result<std::unique_ptr<CudaOps>> CudaOps::on(const Stream& stream) const {
-  std::unique_ptr<CudaOps> other(new CudaOps(memory_, stream));
+  std::unique_ptr<CudaOps> other(new CudaOps(memory_, scratch_, stream));
   if (auto made = other->make_calls(); !made) return Unexpected(std::move(made).error());
   return other;
+}
+
+Result<std::unique_ptr<CudaOps>> CudaOps::beside(const Batch& batch, const Stream& stream) const {
+  std::unique_ptr<CudaOps> other(new CudaOps(memory_, std::make_shared<Scratch>(Scratch{.batch = batch}), stream));
+  Result<void> made = other->take_attention_scratch();
+  if (made) made = other->take_product_scratch();
+  if (made) made = other->make_calls();
+  if (!made) return Unexpected(std::move(made).error());
+  return other;
+}
+
+CacheView CudaOps::cache() const {
+  return {.data = memory_->cache.data(),
+          .layers = memory_->shape.layers,
+          .block_count = memory_->shape.block_count,
+          .layer_bytes = memory_->layer_bytes,
+          .block_bytes = memory_->layer_bytes / (memory_->shape.block_count + 1)};
 }
 
 void CudaOps::keep(Result<void> result) {
@@ -113,8 +134,8 @@ Result<Matrix> CudaOps::allocate(std::int32_t rows, std::int32_t columns, Format
   Result<DeviceMemory> memory = DeviceMemory::make(bytes);
   if (!memory) return Unexpected(std::move(memory).error());
   keep(check(cudaMemsetAsync(memory->data(), 0, static_cast<std::size_t>(bytes), stream_->get()), "cudaMemsetAsync"));
-  memory_->matrices.push_back(std::move(*memory));
-  return Matrix{.data = memory_->matrices.back().data(), .rows = rows, .columns = columns, .stride = columns, .format = format};
+  scratch_->matrices.push_back(std::move(*memory));
+  return Matrix{.data = scratch_->matrices.back().data(), .rows = rows, .columns = columns, .stride = columns, .format = format};
 }
 
 Result<LinearId> CudaOps::make_linear(const LinearShape& shape) {
@@ -161,24 +182,17 @@ Result<void> CudaOps::make_cache(const AttentionShape& shape, std::span<const fl
       .heads = shape.heads, .kv_heads = shape.kv_heads, .head_size = shape.head_size, .block_count = shape.block_count};
   memory.layer_bytes = (std::int64_t{shape.block_count} + 1) * shape.kv_heads * 2 * kv_block_tokens * shape.head_size *
                        element_size(memory.limits.dtype);
-  const AttentionScratchSize scratch =
-      attention_scratch_size(memory.cache_shape, memory.limits.max_tokens, memory.limits.max_rows, shape.max_position);
   struct Part {
     DeviceMemory* memory;
     std::int64_t bytes;
   };
-  for (const Part& part :
-       {Part{&memory.cache, memory.layer_bytes * shape.layers},
-        Part{&memory.cosines, static_cast<std::int64_t>(cosines.size_bytes())},
-        Part{&memory.sines, static_cast<std::int64_t>(sines.size_bytes())}, Part{&memory.attention_scratch, scratch.bytes},
-        Part{&memory.poison_blocks, std::int64_t{shape.block_count} * 4}}) {
+  for (const Part& part : {Part{&memory.cache, memory.layer_bytes * shape.layers},
+                           Part{&memory.cosines, static_cast<std::int64_t>(cosines.size_bytes())},
+                           Part{&memory.sines, static_cast<std::int64_t>(sines.size_bytes())}}) {
     Result<DeviceMemory> made = DeviceMemory::make(part.bytes);
     if (!made) return Unexpected(std::move(made).error());
     *part.memory = std::move(*made);
   }
-  Result<PinnedMemory> poison_host = PinnedMemory::make(std::int64_t{shape.block_count} * 4);
-  if (!poison_host) return Unexpected(std::move(poison_host).error());
-  memory.poison_host = std::move(*poison_host);
   const auto upload = [&](std::span<const float> values, const DeviceMemory& to) {
     const TensorView view{
         .dtype = DataType::Float32, .shape = {static_cast<std::int64_t>(values.size())}, .bytes = std::as_bytes(values)};
@@ -186,13 +200,30 @@ Result<void> CudaOps::make_cache(const AttentionShape& shape, std::span<const fl
   };
   upload(cosines, memory.cosines);
   upload(sines, memory.sines);
-  keep(check(cudaMemsetAsync(memory.attention_scratch.data(), 0, static_cast<std::size_t>(scratch.bytes), stream_->get()),
+  return take_attention_scratch();
+}
+
+Result<void> CudaOps::take_attention_scratch() {
+  const Memory& memory = *memory_;
+  const std::int64_t list_bytes = std::int64_t{memory.shape.block_count} * 4;
+  const AttentionScratchSize size =
+      attention_scratch_size(memory.cache_shape, memory.limits.max_tokens, memory.limits.max_rows, memory.shape.max_position);
+  Result<DeviceMemory> attention = DeviceMemory::make(size.bytes);
+  if (!attention) return Unexpected(std::move(attention).error());
+  scratch_->attention = std::move(*attention);
+  Result<DeviceMemory> poison_blocks = DeviceMemory::make(list_bytes);
+  if (!poison_blocks) return Unexpected(std::move(poison_blocks).error());
+  scratch_->poison_blocks = std::move(*poison_blocks);
+  Result<PinnedMemory> poison_host = PinnedMemory::make(list_bytes);
+  if (!poison_host) return Unexpected(std::move(poison_host).error());
+  scratch_->poison_host = std::move(*poison_host);
+  keep(check(cudaMemsetAsync(scratch_->attention.data(), 0, static_cast<std::size_t>(size.bytes), stream_->get()),
              "cudaMemsetAsync"));
   Result<AttentionPlan> plan =
       make_attention_plan(memory.limits.dtype, memory.cache_shape, memory.limits.max_tokens, memory.limits.max_rows,
-                          shape.max_position, memory.device.multiprocessors, memory.attention_scratch.data());
+                          memory.shape.max_position, memory.device.multiprocessors, scratch_->attention.data());
   if (!plan) return Unexpected(std::move(plan).error());
-  memory.attention_plan = *plan;
+  scratch_->attention_plan = *plan;
   return {};
 }
 
@@ -202,15 +233,7 @@ Result<void> CudaOps::finish_loading() {
   memory.uploader.reset();
   if (auto loaded = take_failure(); !loaded) return loaded;
 
-  std::int32_t swiglu_outputs = 0;
-  for (const Memory::Linear& linear : memory.linears) {
-    if (linear.shape.kind == LinearKind::Swiglu) swiglu_outputs = std::max(swiglu_outputs, linear.shape.outputs);
-  }
-  Result<DeviceMemory> gate_up =
-      DeviceMemory::make(std::int64_t{memory.limits.max_tokens} * swiglu_outputs * element_size(memory.limits.dtype));
-  if (!gate_up) return Unexpected(std::move(gate_up).error());
-  memory.gate_up = std::move(*gate_up);
-
+  if (auto taken = take_product_scratch(); !taken) return taken;
   MatmulCache cache(memory.limits.cache_folder, memory.device, memory.limits.dtype);
   for (Memory::Linear& linear : memory.linears) {
     const bool swiglu = linear.shape.kind == LinearKind::Swiglu;
@@ -243,9 +266,25 @@ Result<void> CudaOps::finish_loading() {
   return make_calls();
 }
 
+Result<void> CudaOps::take_product_scratch() {
+  std::int32_t swiglu_outputs = 0;
+  for (const Memory::Linear& linear : memory_->linears) {
+    if (linear.shape.kind == LinearKind::Swiglu) swiglu_outputs = std::max(swiglu_outputs, linear.shape.outputs);
+  }
+  const OpsLimits& limits = memory_->limits;
+  Result<DeviceMemory> gate_up =
+      DeviceMemory::make(std::int64_t{limits.max_tokens} * swiglu_outputs * element_size(limits.dtype));
+  if (!gate_up) return Unexpected(std::move(gate_up).error());
+  scratch_->gate_up = std::move(*gate_up);
+  Result<DeviceMemory> workspace = DeviceMemory::make(memory_->library->workspace_bytes());
+  if (!workspace) return Unexpected(std::move(workspace).error());
+  scratch_->workspace = std::move(*workspace);
+  return {};
+}
+
 Result<void> CudaOps::make_calls() {
   for (const Memory::Linear& linear : memory_->linears) {
-    Result<MatmulCall> call = MatmulCall::make(*memory_->library, linear.plan);
+    Result<MatmulCall> call = MatmulCall::make(*memory_->library, linear.plan, scratch_->workspace.data());
     if (!call) return Unexpected(std::move(call).error());
     calls_.push_back(std::move(*call));
   }
@@ -263,12 +302,12 @@ const float* CudaOps::norm_weight(NormId id) const {
 }
 
 void CudaOps::begin_pass() {
-  plan_attention(stream_->get(), memory_->attention_plan, memory_->batch);
+  plan_attention(stream_->get(), scratch_->attention_plan, scratch_->batch);
 }
 
 void CudaOps::embed(LinearId table, std::span<const TokenId> /*tokens: the batch's*/, const Matrix& out) {
   cuda::embed(stream_->get(), memory_->limits.dtype, memory_->linears[static_cast<std::size_t>(table.value)].weights.data(),
-              memory_->batch, accumulators(out));
+              scratch_->batch, accumulators(out));
 }
 
 void CudaOps::rms_norm(const Matrix& x, NormId weight, float epsilon, const Matrix& out) {
@@ -285,7 +324,7 @@ void CudaOps::linear(LinearId id, const Matrix& x, const Matrix& out) {
   MatmulCall& call = calls_[static_cast<std::size_t>(id.value)];
   if (linear.shape.kind == LinearKind::Plain) return keep(call.queue(stream_->get(), activations(x), any_rows(out)));
   const Activations gate_up{
-      .data = memory_->gate_up.data(), .count = x.rows, .columns = linear.shape.outputs, .stride = linear.shape.outputs};
+      .data = scratch_->gate_up.data(), .count = x.rows, .columns = linear.shape.outputs, .stride = linear.shape.outputs};
   keep(call.queue(stream_->get(), activations(x), gate_up));
   swiglu(stream_->get(), memory_->limits.dtype, gate_up, activations(out));
 }
@@ -299,19 +338,19 @@ void CudaOps::rope_and_store(const Matrix& qkv, std::int32_t layer, std::span<co
     rope.key_norm = norm_weight(norm->key);
     rope.epsilon = norm->epsilon;
   }
-  cuda::rope_and_store(stream_->get(), memory_->limits.dtype, memory_->cache_shape, accumulators(qkv), rope, memory_->batch,
+  cuda::rope_and_store(stream_->get(), memory_->limits.dtype, memory_->cache_shape, accumulators(qkv), rope, scratch_->batch,
                        layer_cache(layer), activations(out));
 }
 
 void CudaOps::attention(const Matrix& query, std::int32_t layer, std::span<const SequenceSpan> /*sequences: the batch's*/,
                         const Matrix& out) {
-  cuda::attention(stream_->get(), memory_->attention_plan, memory_->batch, activations(query), layer_cache(layer),
+  cuda::attention(stream_->get(), scratch_->attention_plan, scratch_->batch, activations(query), layer_cache(layer),
                   activations(out));
 }
 
 void CudaOps::gather_rows(const Matrix& x, std::span<const std::int32_t> /*rows: the batch's*/, const Matrix& out) {
   const auto size = static_cast<std::int32_t>(x.format == Format::Accumulator ? 4 : element_size(memory_->limits.dtype));
-  cuda::gather_rows(stream_->get(), size, any_rows(x), memory_->batch, any_rows(out));
+  cuda::gather_rows(stream_->get(), size, any_rows(x), scratch_->batch, any_rows(out));
 }
 
 // ---- host access and poison
@@ -334,18 +373,18 @@ void CudaOps::read(const Matrix& x, std::span<float> out) const {
 }
 
 void CudaOps::poison(std::span<const BlockId> blocks) {
-  CHECK(static_cast<std::int64_t>(blocks.size()) * 4 <= memory_->poison_host.bytes(), "blocks=", blocks.size());
+  CHECK(static_cast<std::int64_t>(blocks.size()) * 4 <= scratch_->poison_host.bytes(), "blocks=", blocks.size());
   if (blocks.empty()) return;
-  keep(stream_->wait());  // the last poisoning may still read the list
-  auto* list = reinterpret_cast<std::int32_t*>(memory_->poison_host.data());
+  auto* list = reinterpret_cast<std::int32_t*>(scratch_->poison_host.data());
   for (std::size_t i = 0; i < blocks.size(); ++i) list[i] = blocks[i].value;
-  keep(check(cudaMemcpyAsync(memory_->poison_blocks.data(), list, blocks.size() * 4, cudaMemcpyHostToDevice, stream_->get()),
+  keep(check(cudaMemcpyAsync(scratch_->poison_blocks.data(), list, blocks.size() * 4, cudaMemcpyHostToDevice, stream_->get()),
              "cudaMemcpyAsync"));
   for (std::int32_t layer = 0; layer < memory_->shape.layers; ++layer) {
     poison_blocks(stream_->get(), memory_->limits.dtype, memory_->cache_shape,
-                  reinterpret_cast<const std::int32_t*>(memory_->poison_blocks.data()), static_cast<std::int32_t>(blocks.size()),
+                  reinterpret_cast<const std::int32_t*>(scratch_->poison_blocks.data()), static_cast<std::int32_t>(blocks.size()),
                   layer_cache(layer));
   }
+  keep(stream_->wait());  // the blocks may be another lane's next, and the list is written anew next time
 }
 
 }  // namespace rubato::engine::cuda

@@ -25,6 +25,15 @@ struct OpsLimits {
   std::filesystem::path cache_folder{};  // of what probing chose; empty: nothing is remembered
 };
 
+/// Where a model's cache lies: layer after layer, block after block.
+struct CacheView {
+  std::byte* data = nullptr;
+  std::int32_t layers = 0;
+  std::int32_t block_count = 0;
+  std::int64_t layer_bytes = 0;
+  std::int64_t block_bytes = 0;
+};
+
 /// Thread: one at a time for each CudaOps; two that share memory may queue at once. An operation that cannot be queued is kept as
 /// failure().
 class CudaOps final : public Ops {
@@ -38,8 +47,15 @@ class CudaOps final : public Ops {
   /// show here.
   [[nodiscard]] Result<void> finish_loading();
   [[nodiscard]] const std::vector<MatmulReport>& matmul_reports() const;
-  /// Another Ops over the same weights, cache and matrices that queues on its own stream. After finish_loading().
+  /// Another Ops over the same weights, cache and matrices that queues on its own stream: passes of both may be queued at once,
+  /// but not run at once. After finish_loading().
   [[nodiscard]] Result<std::unique_ptr<CudaOps>> on(const Stream& stream) const;
+  /// Another Ops over the same weights and cache, with scratch, batch and (still to be allocated) matrices of its own: passes of
+  /// both may run at once. After finish_loading().
+  [[nodiscard]] Result<std::unique_ptr<CudaOps>> beside(const Batch& batch, const Stream& stream) const;
+  /// Between two passes: queues on another stream from here on. What this has queued before must be done.
+  void move_to(const Stream& stream) { stream_ = &stream; }
+  [[nodiscard]] CacheView cache() const;
 
   /// First of a pass: builds the step's attention work list.
   void begin_pass();
@@ -64,14 +80,18 @@ class CudaOps final : public Ops {
   void poison(std::span<const BlockId> blocks) override;
 
  private:
-  struct Memory;  // everything on the device, shared by all Ops over it
-  CudaOps(std::shared_ptr<Memory> memory, const Stream& stream);
+  struct Memory;   // weights and cache, shared by all Ops over them
+  struct Scratch;  // what a pass works in, shared by those whose passes never run at once
+  CudaOps(std::shared_ptr<Memory> memory, std::shared_ptr<Scratch> scratch, const Stream& stream);
+  [[nodiscard]] Result<void> take_attention_scratch();
+  [[nodiscard]] Result<void> take_product_scratch();
   [[nodiscard]] Result<void> make_calls();
   [[nodiscard]] void* layer_cache(std::int32_t layer) const;
   [[nodiscard]] const float* norm_weight(NormId id) const;
   void keep(Result<void> result);
 
   std::shared_ptr<Memory> memory_;
+  std::shared_ptr<Scratch> scratch_;
   const Stream* stream_;
   std::vector<MatmulCall> calls_;  // by LinearId; after finish_loading()
   std::optional<Error> failure_;

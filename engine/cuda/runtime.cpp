@@ -51,14 +51,19 @@ Result<DeviceFacts> open_device(std::int32_t index) {
   return facts;
 }
 
-Result<Stream> Stream::make(Urgency urgency) {
+Result<int> Stream::priority(Urgency urgency) {
   int least = 0;
   int greatest = 0;
   if (auto range = check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange"); !range)
     return Unexpected(std::move(range).error());
+  return urgency == Urgency::Urgent ? greatest : least;
+}
+
+Result<Stream> Stream::make(Urgency urgency) {
+  const Result<int> wanted = priority(urgency);
+  if (!wanted) return Unexpected(Error(wanted.error()));
   cudaStream_t stream = nullptr;
-  const int priority = urgency == Urgency::Urgent ? greatest : least;
-  if (auto made = check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, priority), "cudaStreamCreateWithPriority");
+  if (auto made = check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, *wanted), "cudaStreamCreateWithPriority");
       !made)
     return Unexpected(std::move(made).error());
   return Stream(stream);

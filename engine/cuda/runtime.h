@@ -40,6 +40,10 @@ class Stream {
   /// Urgent streams get the device's highest priority.
   enum class Urgency : std::uint8_t { Normal, Urgent };
   [[nodiscard]] static Result<Stream> make(Urgency urgency = Urgency::Normal);
+  /// Takes over a stream that was made elsewhere (in a part of the device).
+  [[nodiscard]] static Stream own(cudaStream_t stream) { return Stream(stream); }
+  /// What CUDA calls it on the current device.
+  [[nodiscard]] static Result<int> priority(Urgency urgency);
 
   Stream(Stream&& other) noexcept : stream_(std::exchange(other.stream_, nullptr)) {}
   Stream& operator=(Stream&& other) noexcept {

@@ -164,6 +164,27 @@ SamplingPass sampling_pass(const SamplingShape& shape, const BatchCounts* counts
   return pass;
 }
 
+SamplingRawLogits raw_logits(const SamplingShape& shape, const SamplingMemory& memory, const std::byte* staging,
+                             std::int32_t rows) {
+  SamplingPass pass;
+  lay_out(shape, memory.scratch, pass);
+  if (rows == 0) return {};
+  const SamplingRow& last = reinterpret_cast<const SamplingRow*>(staging)[rows - 1];
+  return {.data = pass.raw_of_edit, .count = std::int64_t{last.edit_first} + last.masks + last.biases + last.counts};
+}
+
+void undo_edits(const SamplingShape& shape, const std::byte* staging, std::span<const float> raw, std::span<float> logits) {
+  const auto* const rows = reinterpret_cast<const SamplingRow*>(staging);
+  const auto* const edits = reinterpret_cast<const SamplingEdit*>(staging + rows_bytes(shape));
+  const auto vocabulary = static_cast<std::size_t>(shape.vocabulary);
+  for (std::size_t row = 0; row < logits.size() / vocabulary; ++row) {
+    const std::int32_t first = rows[row].edit_first;
+    // Backwards: a token that was edited twice gets its oldest value last.
+    for (std::int32_t edit = first + rows[row].masks + rows[row].biases + rows[row].counts; edit-- > first;)
+      logits[row * vocabulary + static_cast<std::size_t>(edits[edit].token)] = raw[static_cast<std::size_t>(edit)];
+  }
+}
+
 bool read_sample(const SampledRow& row, Sample& out) {
   out.token = 0;
   out.logprob = 0;

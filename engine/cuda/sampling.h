@@ -100,6 +100,17 @@ struct SamplingMemory {
 void sample(cudaStream_t stream, const SamplingShape& shape, const BatchCounts* counts, const Accumulators& logits,
             const SamplingMemory& memory);
 
+/// What undo_edits() reads, one float for each edit that staging holds: where the last sample() left it in device memory, and how
+/// many. staging: on the host, as it was written for so many rows.
+struct SamplingRawLogits {
+  const float* data = nullptr;
+  std::int64_t count = 0;
+};
+[[nodiscard]] SamplingRawLogits raw_logits(const SamplingShape& shape, const SamplingMemory& memory, const std::byte* staging,
+                                           std::int32_t rows);
+/// Puts back what sample() changed in rows of logits, all on the host: (rows, vocabulary) without gaps.
+void undo_edits(const SamplingShape& shape, const std::byte* staging, std::span<const float> raw, std::span<float> logits);
+
 /// A result, once it is on the host; false when it is not valid. Allocates nothing once out.top has its capacity.
 [[nodiscard]] bool read_sample(const SampledRow& row, Sample& out);
 

@@ -10,15 +10,12 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "engine/cuda/runtime.h"
 #include "engine/lane.h"
 #include "engine/reference/backend.h"
 #include "manifests/names.h"
+#include "tests/cuda/on_device.h"
 #include "tests/engine/backend_harness.h"
 #include "tests/support/lane_client.h"
-#if RUBATO_CUDA_EMULATED
-#include "tests/cuda_host/control.h"
-#endif
 
 namespace rubato::engine {
 namespace {
@@ -60,24 +57,6 @@ std::unique_ptr<Backend> make_cuda(const Case& c) {
   CHECK(backend, backend.error().message);
   return std::move(*backend);
 }
-
-/// Skips where there is no device; on the emulated one, every fault it found fails the test.
-class OnDevice : public testing::Test {
- protected:
-  void SetUp() override {
-#if RUBATO_CUDA_EMULATED
-    // Small in what costs time to emulate: blocks of persistent kernels, and the matrix library's workspace before Hopper.
-    // Products run in the engine's own kernel; probing the library has tests of its own (matmul_test.cpp).
-    cuda_host::reset({.multiprocessors = 4, .major = 8, .matmul_candidates = cuda_host::MatmulCandidates::None});
-#endif
-    if (const auto device = cuda::open_device(0); !device) GTEST_SKIP() << device.error().message;
-  }
-#if RUBATO_CUDA_EMULATED
-  void TearDown() override {
-    EXPECT_EQ(cuda_host::fault_text(), "");
-  }
-#endif
-};
 
 class CudaBackend : public OnDevice, public testing::WithParamInterface<Case> {
  protected:
@@ -150,6 +129,39 @@ TEST_P(CudaBackend, a_graphs_padding_leaves_no_trace) {
     const Logits expected = eager.step(step);
     EXPECT_TRUE(same_bits(graphs.step(step), expected));
   }
+}
+
+TEST_P(CudaBackend, captured_logits_are_those_before_sampling_changed_any) {
+  const Case& c = GetParam();
+  const std::unique_ptr<Backend> backend = make_cuda(c);
+  backend->capture_logits(true);
+  const SamplingState plain({.temperature = 0}, {}, c.config.vocabulary);
+  // Some tokens are changed by all three: mask, bias, penalty.
+  const TokenId seen = sequences[0].tokens[0];
+  const TokenId favoured = seen == 9 ? 10 : 9;
+  const SamplingState edited({.temperature = 0,
+                              .repetition_penalty = 1.3,
+                              .logit_bias = {{seen, 5.0F}, {favoured, 1000.0F}},
+                              .min_new_tokens = 4,
+                              .stop_token_ids = {seen}},
+                             sequences[0].tokens, c.config.vocabulary);
+  const auto run = [&](const SamplingState& state) {
+    StepResult result;
+    std::vector<StepRow> rows;
+    for (const std::size_t sequence : {0U, 1U, 2U}) {
+      rows.push_back({.position = 0,
+                      .tokens = sequences[sequence].tokens,
+                      .blocks = sequences[sequence].blocks,
+                      .sampling = sequence == 1 ? &plain : &state});
+    }
+    const Result<void> done = backend->run(rows, result);
+    CHECK(done, done.error().message);
+    return result;
+  };
+  const StepResult expected = run(plain);
+  const StepResult changed = run(edited);
+  EXPECT_EQ(changed.samples[0].token, favoured) << "the edits did something";
+  EXPECT_TRUE(same_bits(changed.logits, expected.logits));
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, CudaBackend, testing::ValuesIn(cases()),

@@ -73,6 +73,18 @@ void report_freed_memory(const CUgraphExec_st& executable, const char* call) {
   }
 }
 
+// Kernels of a graph run where they were captured, not where it is launched: real, and never what the engine means.
+void report_wrong_place(const CUgraphExec_st& executable, const CUstream_st& stream, const char* call) {
+  if (executable.device == stream.device && executable.context == stream.context) return;
+  const auto text = [](int device, const CUgreenCtx_st* context) {
+    return "device " + std::to_string(device) + (context == nullptr ? "" : ", a green context");
+  };
+  add_fault(FaultKind::WrongPlace, call,
+            "graph " + std::to_string(executable.number) + " was captured on " + text(executable.device, executable.context) +
+                " and is launched on " + text(stream.device, stream.context) +
+                (executable.context != nullptr && stream.context != nullptr ? " of its own" : ""));
+}
+
 }  // namespace
 
 void invalidate(Capture& capture) {
@@ -144,6 +156,8 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   auto made = std::make_unique<CUgraph_st>();
   for (const Node& node : capture->nodes) made->handles.push_back(CUgraphNode_st{type_of(node.work.kind)});
   made->nodes = std::move(capture->nodes);
+  made->device = found->device;
+  made->context = found->context;
   *graph = made.get();
   state().graphs.emplace(made.get(), std::move(made));
   return cudaSuccess;
@@ -165,12 +179,13 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
   CUgraph_st* found = find_handle(state().graphs, graph, call.name(), "graph");
   if (found == nullptr || executable == nullptr) return call.result(cudaErrorInvalidValue);
   const std::size_t bytes = graph_bytes + node_bytes * found->nodes.size();
-  Device& device = call.device();
+  Device& device = *state().devices[static_cast<std::size_t>(found->device)];
   if (device.used_bytes + bytes > state().options.memory_bytes) return call.result(cudaErrorMemoryAllocation);
   device.used_bytes += bytes;
   auto made = std::make_unique<CUgraphExec_st>();
   made->number = ++state().executables_made;
-  made->device = current_device();
+  made->device = found->device;
+  made->context = found->context;
   made->bytes = bytes;
   made->nodes = found->nodes;
   *executable = made.get();
@@ -206,6 +221,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
     return call.result(broken);
   }
   report_freed_memory(*found, call.name());
+  report_wrong_place(*found, *place, call.name());
   add_log(Action::GraphLaunched, call.name(), place, 0, found->number);
   const OperationPointer begin =
       enqueue(*place, Work{.kind = WorkKind::Wait, .name = "graph begin", .device = place->device, .action = {}, .uses = {}},

@@ -20,6 +20,13 @@ enum class MatmulCandidates : std::uint8_t {
   None,            // the heuristic finds nothing
 };
 
+/// Whether devices can be divided.
+enum class GreenContexts : std::uint8_t {
+  Offered,
+  Missing,  // the driver has no such functions
+  Refused,  // it has, and refuses every split
+};
+
 struct Options {
   std::uint64_t seed = 1;
   int devices = 1;
@@ -28,6 +35,7 @@ struct Options {
   int minor = 0;
   std::size_t memory_bytes = std::size_t{512} << 20U;  // per device; cudaMalloc fails beyond it
   MatmulCandidates matmul_candidates = MatmulCandidates::All;
+  GreenContexts green_contexts = GreenContexts::Offered;
 };
 
 /// Forgets everything: memory, streams, graphs, errors, faults, log. No other thread may be inside a call, and every handle and
@@ -51,6 +59,7 @@ enum class FaultKind : std::uint8_t {
   Spinning,        // a thread waits for another block by polling
   InFlight,        // memory, graph or context destroyed while queued work uses it
   BadHandle,       // a destroyed handle was used
+  WrongPlace,      // a graph was launched on another device or green context than it was captured in
   Kernel,          // a kernel broke a rule of an instruction
 };
 struct Fault {
@@ -72,8 +81,10 @@ enum class Action : std::uint8_t {
   Queued,
   Ran,
   GraphLaunched,
-  WaitBegan,
-  WaitEnded,
+  HostWaits,    // a call waits for a stream, whether or not there is something left to wait for; then, if there is,
+  WaitBegan,    //
+  WaitEnded,    //
+  StreamWaits,  // a stream is made to wait for an event of another
   CaptureBegan,
   CaptureEnded,
   GraphInstantiated,
@@ -86,6 +97,7 @@ struct LogEntry {
   std::string name;  // kernel, call
   int device = 0;
   int stream = 0;               // stream_number(); 0 is the legacy stream
+  int awaited = 0;              // HostWaits, StreamWaits: the stream whose work is waited for; -1: of the whole device
   std::uint64_t operation = 0;  // ties Queued to Ran
   std::uint64_t thread = 0;     // host threads are numbered as they first call
   std::uint64_t graph = 0;      // number of the executable graph it belongs to, 0: none

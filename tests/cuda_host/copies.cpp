@@ -161,6 +161,7 @@ cudaError_t cudaMemcpy(void* to, const void* from, std::size_t count, cudaMemcpy
   if (const cudaError_t error = submit(call, stream, copy_work(to, from, count, stream.device)); error != cudaSuccess) {
     return call.result(error);
   }
+  log_wait(Action::HostWaits, call.name(), nullptr, stream.number);
   run_until(call, stream.tail);
   return call.result(call.sticky());
 }

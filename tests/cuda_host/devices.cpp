@@ -26,6 +26,21 @@ void fill_resource(CUdevResource& resource, unsigned int multiprocessors) {
   resource.sm.smCoscheduledAlignment = share_granularity;
 }
 
+// Which split a resource came from, and which part of it is; kept where the real one keeps what is its own.
+struct Origin {
+  std::uint64_t split;
+  std::uint64_t group;
+};
+void mark_resource(CUdevResource& resource, Origin origin) {
+  static_assert(sizeof(origin) <= sizeof(resource._internal_padding));
+  std::memcpy(resource._internal_padding, &origin, sizeof(origin));
+}
+Origin origin_of(const CUdevResource& resource) {
+  Origin origin{};
+  std::memcpy(&origin, resource._internal_padding, sizeof(origin));
+  return origin;
+}
+
 CUgreenCtx_st* find_context(CUgreenCtx context, const char* call) {
   const auto found = state().contexts.find(context);
   if (found == state().contexts.end()) return nullptr;
@@ -70,6 +85,7 @@ cudaError_t cudaRuntimeGetVersion(int* runtime) {
 
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned int asked,
                                              unsigned long long /*flags*/, cudaDriverEntryPointQueryResult* result) {
+  const Call call("cudaGetDriverEntryPointByVersion");
   struct Entry {
     const char* name;
     void* function;
@@ -95,6 +111,7 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function
         asked > static_cast<unsigned int>(version) ? cudaDriverEntryPointVersionNotSufficent : cudaDriverEntryPointSymbolNotFound;
   }
   for (const Entry& entry : entries) {
+    if (state().options.green_contexts == GreenContexts::Missing && std::strstr(symbol, "GreenCtx") != nullptr) continue;
     if (asked > static_cast<unsigned int>(version) || std::strcmp(entry.name, symbol) != 0) continue;
     *function = entry.function;
     if (result != nullptr) *result = cudaDriverEntryPointSuccess;
@@ -320,6 +337,9 @@ CUresult cuDevSmResourceSplitByCount(CUdevResource* result, unsigned int* groups
                                      CUdevResource* remaining, unsigned int flags, unsigned int minimum) {
   if (groups == nullptr || input == nullptr || minimum > input->sm.smCount) return CUDA_ERROR_INVALID_VALUE;
   if (input->type != CU_DEV_RESOURCE_TYPE_SM) return CUDA_ERROR_INVALID_RESOURCE_TYPE;
+  const Call call("cuDevSmResourceSplitByCount");
+  if (state().options.green_contexts == GreenContexts::Refused) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+  const std::uint64_t split = ++state().splits_made;
   const unsigned int granularity =
       (flags & CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING) != 0 ? share_granularity_alone : share_granularity;
   const unsigned int each = std::max(granularity, (minimum + granularity - 1) / granularity * granularity);
@@ -327,10 +347,14 @@ CUresult cuDevSmResourceSplitByCount(CUdevResource* result, unsigned int* groups
   const unsigned int made = result == nullptr ? possible : std::min(possible, *groups);
   *groups = made;
   if (result != nullptr) {
-    for (unsigned int i = 0; i < made; ++i) fill_resource(result[i], each);
+    for (unsigned int i = 0; i < made; ++i) {
+      fill_resource(result[i], each);
+      mark_resource(result[i], {.split = split, .group = i + 1});
+    }
   }
   if (remaining != nullptr) {
     fill_resource(*remaining, input->sm.smCount - made * each);
+    mark_resource(*remaining, {.split = split, .group = 0});
     if (remaining->sm.smCount == 0) remaining->type = CU_DEV_RESOURCE_TYPE_INVALID;
   }
   return CUDA_SUCCESS;
@@ -342,6 +366,11 @@ CUresult cuDevResourceGenerateDesc(CUdevResourceDesc* description, CUdevResource
   auto made = std::make_unique<CUdevResourceDesc_st>();
   for (unsigned int i = 0; i < count; ++i) {
     if (resources[i].type != CU_DEV_RESOURCE_TYPE_SM) return CUDA_ERROR_INVALID_RESOURCE_TYPE;
+    // All from one split, each once.
+    for (const CUdevResource& other : made->resources) {
+      if (origin_of(other).split != origin_of(resources[i]).split || origin_of(other).group == origin_of(resources[i]).group)
+        return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+    }
     made->resources.push_back(resources[i]);
   }
   *description = made.get();

@@ -108,6 +108,112 @@ TEST_F(Devices, the_driver_s_functions_can_be_looked_up) {
   EXPECT_EQ(result, cudaDriverEntryPointSymbolNotFound);
 }
 
+/// A green context on `groups` groups of 8 multiprocessors of a split of its own.
+CUgreenCtx make_green_context(unsigned int groups) {
+  CUdevResource whole{};
+  EXPECT_EQ(cuDeviceGetDevResource(0, &whole, CU_DEV_RESOURCE_TYPE_SM), CUDA_SUCCESS);
+  std::vector<CUdevResource> parts(groups);
+  EXPECT_EQ(cuDevSmResourceSplitByCount(parts.data(), &groups, &whole, nullptr, 0, 8), CUDA_SUCCESS);
+  CUdevResourceDesc description = nullptr;
+  EXPECT_EQ(cuDevResourceGenerateDesc(&description, parts.data(), groups), CUDA_SUCCESS);
+  CUgreenCtx context = nullptr;
+  EXPECT_EQ(cuGreenCtxCreate(&context, description, 0, CU_GREEN_CTX_DEFAULT_STREAM), CUDA_SUCCESS);
+  return context;
+}
+CUstream stream_in(CUgreenCtx context) {
+  CUstream stream = nullptr;
+  EXPECT_EQ(cuGreenCtxStreamCreate(&stream, context, CU_STREAM_NON_BLOCKING, 0), CUDA_SUCCESS);
+  return stream;
+}
+
+TEST_F(Devices, a_graph_is_replayed_only_in_the_green_context_that_it_was_captured_in) {
+  CUgreenCtx contexts[] = {make_green_context(2), make_green_context(3)};
+  const CUstream capturing = stream_in(contexts[0]);
+  const CUstream beside = stream_in(contexts[0]);
+  const CUstream elsewhere = stream_in(contexts[1]);
+  const cudaStream_t whole = make_stream();
+  Array<int> out(1);
+  ASSERT_CUDA(cudaStreamBeginCapture(capturing, cudaStreamCaptureModeThreadLocal));
+  ASSERT_CUDA(launch(capturing, 1, 1, 0, kernels::write_value, out.get(), 7));
+  cudaGraph_t graph = nullptr;
+  ASSERT_CUDA(cudaStreamEndCapture(capturing, &graph));
+  cudaGraphExec_t executable = nullptr;
+  ASSERT_CUDA(cudaGraphInstantiate(&executable, graph));
+  ASSERT_CUDA(cudaGraphLaunch(executable, beside));
+  EXPECT_EQ(out.read()[0], 7);
+  EXPECT_EQ(fault_text(), "") << "another stream of the same context";
+  for (const cudaStream_t stream : {elsewhere, whole}) {
+    ASSERT_CUDA(cudaGraphLaunch(executable, stream));
+    expect_faults(FaultKind::WrongPlace, "cudaGraphLaunch", "green context");
+    run_pending();
+  }
+}
+
+TEST_F(Devices, groups_of_two_splits_and_groups_given_twice_make_no_green_context) {
+  CUdevResource whole{};
+  ASSERT_EQ(cuDeviceGetDevResource(0, &whole, CU_DEV_RESOURCE_TYPE_SM), CUDA_SUCCESS);
+  CUdevResource first[2] = {};
+  CUdevResource second[2] = {};
+  for (CUdevResource* groups : {first, second}) {
+    unsigned int count = 2;
+    ASSERT_EQ(cuDevSmResourceSplitByCount(groups, &count, &whole, nullptr, 0, 8), CUDA_SUCCESS);
+  }
+  CUdevResourceDesc description = nullptr;
+  CUdevResource mixed[] = {first[0], second[1]};
+  EXPECT_EQ(cuDevResourceGenerateDesc(&description, mixed, 2), CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
+  CUdevResource twice[] = {first[0], first[0]};
+  EXPECT_EQ(cuDevResourceGenerateDesc(&description, twice, 2), CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION);
+  EXPECT_EQ(cuDevResourceGenerateDesc(&description, first, 2), CUDA_SUCCESS);
+}
+
+TEST_F(Devices, green_contexts_may_be_missing_or_refused) {
+  reset({.green_contexts = GreenContexts::Missing});
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+  ASSERT_CUDA(cudaGetDriverEntryPointByVersion("cuGreenCtxCreate", &function, 13000, cudaEnableDefault, &result));
+  EXPECT_EQ(result, cudaDriverEntryPointSymbolNotFound);
+  reset({.green_contexts = GreenContexts::Refused});
+  CUdevResource whole{};
+  ASSERT_EQ(cuDeviceGetDevResource(0, &whole, CU_DEV_RESOURCE_TYPE_SM), CUDA_SUCCESS);
+  unsigned int groups = 0;
+  EXPECT_NE(cuDevSmResourceSplitByCount(nullptr, &groups, &whole, nullptr, 0, 8), CUDA_SUCCESS);
+}
+
+/// What device 1 gets of a value that a kernel of device 0 writes: whether it was written before the copy was queued, or only
+/// queued itself.
+int bring_over(std::uint64_t seed, bool wait) {
+  reset({.seed = seed, .devices = 2});
+  int brought = 0;
+  {
+    Array<int> source(std::vector<int>{1});
+    cudaStream_t stream = nullptr;
+    EXPECT_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    EXPECT_CUDA(launch(stream, 1, 1, 0, kernels::write_value, source.get(), 2));
+    if (wait) {
+      EXPECT_CUDA(cudaStreamSynchronize(stream));
+    }
+    EXPECT_CUDA(cudaSetDevice(1));
+    Array<int> target(1);
+    cudaStream_t copying = nullptr;
+    EXPECT_CUDA(cudaStreamCreateWithFlags(&copying, cudaStreamNonBlocking));
+    EXPECT_CUDA(cudaMemcpyPeerAsync(target.get(), 1, source.get(), 0, sizeof(int), copying));
+    EXPECT_CUDA(cudaStreamSynchronize(copying));
+    brought = target.read()[0];
+    EXPECT_CUDA(cudaSetDevice(0));
+    run_pending();
+  }
+  return brought;
+}
+
+TEST_F(Devices, a_peer_copy_that_races_with_the_kernel_that_writes_brings_what_was_there_before) {
+  int old = 0;
+  for (std::uint64_t seed = 1; seed <= 30; ++seed) {
+    old += bring_over(seed, false) == 1 ? 1 : 0;
+    EXPECT_EQ(bring_over(seed, true), 2) << "seed " << seed;
+  }
+  EXPECT_GT(old, 5);
+}
+
 TEST_F(Devices, errors_have_names_and_texts) {
   EXPECT_STREQ(cudaGetErrorName(cudaErrorMemoryAllocation), "cudaErrorMemoryAllocation");
   EXPECT_STREQ(cudaGetErrorString(cudaErrorMemoryAllocation), "out of memory");

@@ -136,6 +136,11 @@ void add_log(Action action, std::string name, const CUstream_st* stream, std::ui
                            .graph = graph});
 }
 
+void log_wait(Action action, std::string name, const CUstream_st* stream, int awaited) {
+  add_log(action, std::move(name), stream);
+  state().log.back().awaited = awaited;
+}
+
 // ---- control.h
 void reset(const Options& options) {
   Call call("reset");

@@ -120,6 +120,7 @@ struct CUevent_st {
   unsigned int flags = 0;
   bool destroyed = false;
   cuda_host::OperationPointer recorded;
+  int stream = 0;                               // where it was recorded
   std::shared_ptr<cuda_host::Capture> capture;  // set: recorded while capturing
   std::vector<std::size_t> captured;
 };
@@ -130,6 +131,8 @@ struct CUgraphNode_st {
 
 struct CUgraph_st {
   bool destroyed = false;
+  int device = 0;
+  CUgreenCtx_st* context = nullptr;  // in which it was captured
   std::vector<cuda_host::Node> nodes;
   std::deque<CUgraphNode_st> handles;
 };
@@ -138,6 +141,7 @@ struct CUgraphExec_st {
   std::uint64_t number = 0;
   int device = 0;
   bool destroyed = false;
+  CUgreenCtx_st* context = nullptr;
   std::size_t bytes = 0;
   std::vector<cuda_host::Node> nodes;
   cuda_host::OperationPointer last_launch;
@@ -183,6 +187,7 @@ struct State {
   Handles<CUgraphExec_st> executables;
   Handles<CUgreenCtx_st> contexts;
   std::vector<std::unique_ptr<CUdevResourceDesc_st>> descriptions;
+  std::uint64_t splits_made = 0;
   int streams_made = 0;
   std::uint64_t executables_made = 0;
   std::vector<std::shared_ptr<Capture>> captures;  // not yet ended
@@ -232,6 +237,8 @@ class Call {
 void add_fault(FaultKind kind, std::string where, std::string what);
 void add_log(Action action, std::string name, const CUstream_st* stream = nullptr, std::uint64_t operation = 0,
              std::uint64_t graph = 0);
+/// stream: the one that waits, null for the host; awaited: -1 for all of the device.
+void log_wait(Action action, std::string name, const CUstream_st* stream, int awaited);
 
 // ---- memory.cpp
 [[nodiscard]] Allocation* allocation_at(std::uintptr_t address);

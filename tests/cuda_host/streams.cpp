@@ -267,6 +267,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   if (const cudaError_t refused = call.refuse_unsafe(); refused != cudaSuccess) return call.result(refused);
   if (const cudaError_t refused = refuse_legacy_while_capturing(*found); refused != cudaSuccess) return call.result(refused);
   const std::size_t device = static_cast<std::size_t>(found->device);
+  log_wait(Action::HostWaits, call.name(), nullptr, found->number);
   if (found->legacy) {
     const OperationPointer marker =
         enqueue(*found, Work{.name = call.name(), .device = found->device, .action = {}, .uses = {}}, {});
@@ -297,6 +298,7 @@ cudaError_t cudaDeviceSynchronize() {
     invalidate(*capture);
     return call.result(cudaErrorStreamCaptureUnsupported);
   }
+  log_wait(Action::HostWaits, call.name(), nullptr, -1);
   synchronize_device(call, current_device());
   return call.result(call.sticky());
 }
@@ -338,6 +340,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   const cudaError_t broken = state().devices[static_cast<std::size_t>(place->device)]->sticky;
   if (broken != cudaSuccess) return call.result(broken);
   found->capture = nullptr;
+  found->stream = place->number;
   found->recorded =
       enqueue(*place, Work{.kind = WorkKind::Record, .name = call.name(), .device = place->device, .action = {}, .uses = {}}, {});
   if (state().random.one_in(8)) run_some(call);
@@ -371,6 +374,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     invalidate(*place->capture);
     return call.result(cudaErrorStreamCaptureIsolation);
   }
+  if (found->recorded != nullptr) log_wait(Action::StreamWaits, call.name(), place, found->stream);
   if (found->recorded == nullptr || found->recorded->done) return call.result(call.sticky());
   enqueue(*place, Work{.kind = WorkKind::Wait, .name = call.name(), .device = place->device, .action = {}, .uses = {}},
           {found->recorded});
@@ -386,6 +390,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   if (const cudaError_t refused = call.refuse_unsafe(); refused != cudaSuccess) return call.result(refused);
   const OperationPointer recorded = found->recorded;
   const std::size_t device = static_cast<std::size_t>(found->device);
+  if (recorded != nullptr) log_wait(Action::HostWaits, call.name(), nullptr, found->stream);
   run_until(call, recorded);
   return call.result(state().devices[device]->sticky);
 }

@@ -245,5 +245,25 @@ TEST_F(Streams, the_same_seed_gives_the_same_order) {
   EXPECT_NE(order(3), order(4));
 }
 
+TEST_F(Streams, the_log_tells_who_waits_for_which_stream) {
+  const cudaStream_t first = make_stream();
+  const cudaStream_t second = make_stream();
+  const cudaEvent_t event = make_event();
+  ASSERT_CUDA(cudaEventRecord(event, first));
+  clear_log();
+  ASSERT_CUDA(cudaStreamWaitEvent(second, event));
+  ASSERT_CUDA(cudaStreamSynchronize(second));
+  ASSERT_CUDA(cudaEventSynchronize(event));
+  ASSERT_CUDA(cudaStreamSynchronize(second));  // nothing is left to wait for, but the call may have
+  ASSERT_CUDA(cudaDeviceSynchronize());
+  std::vector<std::pair<int, int>> waits;  // who (0: the host), for what
+  for (const LogEntry& entry : log()) {
+    if (entry.action == Action::HostWaits || entry.action == Action::StreamWaits) waits.emplace_back(entry.stream, entry.awaited);
+  }
+  const int one = stream_number(first);
+  const int two = stream_number(second);
+  EXPECT_EQ(waits, (std::vector<std::pair<int, int>>{{two, one}, {0, two}, {0, one}, {0, two}, {0, -1}}));
+}
+
 }  // namespace
 }  // namespace cuda_host

@@ -163,6 +163,24 @@ TEST_F(ShapeBuilderTest, a_moved_budget_gets_a_set_and_the_old_one_dies_on_the_b
   EXPECT_TRUE(look(1s));
 }
 
+TEST_F(ShapeBuilderTest, a_moved_share_gets_a_set_of_its_own_even_of_the_same_buckets) {
+  look();
+  take();
+  const policies::StepBuckets buckets = backend.in_use->buckets();
+  target.given_percent = 67;
+  ASSERT_TRUE(look(1s));
+  EXPECT_TRUE(take());
+  EXPECT_EQ(backend.in_use->buckets(), buckets);
+  EXPECT_FALSE(look(1s)) << "the share has a set";
+  // A share that is left again before its set was taken: the set on offer fits it no more.
+  target.given_percent = 33;
+  ASSERT_TRUE(look(1s));
+  target.given_percent = 67;
+  EXPECT_TRUE(look(1s));
+  EXPECT_TRUE(take());
+  EXPECT_FALSE(look(1s));
+}
+
 TEST_F(ShapeBuilderTest, a_newer_target_replaces_a_set_that_was_never_taken) {
   look();
   target.budget = 64;

@@ -1,23 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the CUDA engine reaches on this GPU next to two ceilings measured in the same run: device memory bandwidth and BF16 matrix
-// products. Decode by batch and prefill by chunk, graph against eager, the price of a set of graphs, and what probing the matrix
-// library found. An 8B-shaped synthetic model unless told otherwise.
+// products. Decode by batch and prefill by chunk, graph against eager, the price of a set of graphs and of changing to it, what
+// probing the matrix library found, and what a decode lane feels of a prefill lane beside it. An 8B-shaped synthetic model unless
+// told otherwise.
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <optional>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "engine/cuda/backend.h"
+#include "engine/cuda/cuda_backend.h"
 #include "engine/cuda/matmul.h"
 #include "engine/cuda/runtime.h"
 #include "engine/model/weights.h"
+#include "engine/models/tensor_elements.h"
 #include "manifests/settings.h"
 
 namespace {
@@ -91,6 +96,52 @@ double product_peak(const cuda::DeviceFacts& device, const cuda::Stream& stream)
   return 2.0 * size * size * size / seconds;
 }
 
+/// Fills device memory with random BF16 values, which repeat after a while.
+void fill_random(const cuda::DeviceMemory& memory) {
+  std::mt19937_64 generator(1);
+  std::normal_distribution<float> normal;
+  std::vector<std::byte> values(std::size_t{2} << 20);
+  for (std::size_t at = 0; at < values.size(); at += 2) narrow_element(DataType::BFloat16, normal(generator), values.data() + at);
+  for (std::int64_t at = 0; at < memory.bytes(); at += static_cast<std::int64_t>(values.size())) {
+    const auto bytes =
+        static_cast<std::size_t>(std::min<std::int64_t>(static_cast<std::int64_t>(values.size()), memory.bytes() - at));
+    must(cuda::check(cudaMemcpy(memory.data() + at, values.data(), bytes, cudaMemcpyHostToDevice), "cudaMemcpy"));
+  }
+}
+
+/// Of each weight shape: how many of the library's candidates have the reference's bits in every row range.
+void products(const ModelConfig& config, const cuda::DeviceFacts& device, std::int32_t max_rows) {
+  const cuda::Stream stream = must(cuda::Stream::make());
+  const auto library = must(cuda::MatmulLibrary::make(device, DataType::BFloat16));
+  const std::int32_t query = config.heads * config.head_size;
+  struct Shape {
+    const char* name;
+    std::int32_t outputs;
+    std::int32_t inputs;
+    DataType out;
+  };
+  const Shape shapes[] = {{"q, k and v", query + 2 * config.kv_heads * config.head_size, config.hidden_size, DataType::Float32},
+                          {"attention output", config.hidden_size, query, DataType::Float32},
+                          {"gate and up", 2 * config.feed_forward, config.hidden_size, DataType::BFloat16},
+                          {"down", config.hidden_size, config.feed_forward, DataType::Float32},
+                          {"head", config.vocabulary, config.hidden_size, DataType::Float32}};
+  std::printf("%-22s %16s %12s %12s %12s %10s\n", "products", "outputs x inputs", "candidates", "bit-equal", "share",
+              "probing s");
+  for (const Shape& shape : shapes) {
+    const cuda::DeviceMemory weights = must(cuda::DeviceMemory::make(std::int64_t{shape.outputs} * shape.inputs * 2));
+    fill_random(weights);
+    cuda::MatmulPlan plan{.shape = {.outputs = shape.outputs, .inputs = shape.inputs, .out_dtype = shape.out},
+                          .weights = weights.data()};
+    const std::int64_t row_bytes = std::int64_t{shape.outputs} * (shape.out == DataType::Float32 ? 4 : 2);
+    const auto rows = static_cast<std::int32_t>(std::clamp<std::int64_t>((std::int64_t{1} << 30) / row_bytes, 1, max_rows));
+    const auto begin = Clock::now();
+    const cuda::MatmulReport report = must(cuda::choose_algorithms(*library, stream, rows, plan));
+    std::printf("%-22s %8d x %-6d %12d %12d %11.0f%% %10.1f%s\n", shape.name, shape.outputs, shape.inputs, report.candidates,
+                report.equal, report.candidates == 0 ? 0.0 : 100.0 * report.equal / report.candidates,
+                std::chrono::duration<double>(Clock::now() - begin).count(), report.own_kernel ? "  own kernel instead" : "");
+  }
+}
+
 SyntheticModel model_named(const std::string& name) {
   if (name == "tiny")
     return {.hidden_size = 256, .layers = 4, .heads = 4, .kv_heads = 2, .feed_forward = 512, .vocabulary = 1024};
@@ -141,6 +192,49 @@ class Bench {
     shapes_ = std::move(built);
   }
 
+  /// What a step loses when a new set comes into use between it and the one before: the change itself, and how much longer the
+  /// first step in a graph that never ran takes.
+  void swap_stall() {
+    const StepRows rows(*this, decode_rows(8));
+    std::vector<double> usual;
+    std::vector<double> after;
+    std::vector<double> changes;
+    for (int i = 0; i < 10; ++i) {
+      std::unique_ptr<StepShapes> fresh = must(backend_->build_shapes({.tokens = {8}, .decode_max = 8}, {}));
+      std::unique_ptr<StepShapes> before;
+      changes.push_back(seconds_of([&] { before = backend_->use_shapes(std::move(fresh)); }));
+      after.push_back(seconds_of([&] { must(backend_->run(rows.rows, result_)); }));
+      for (int step = 0; step < 5; ++step) usual.push_back(seconds_of([&] { must(backend_->run(rows.rows, result_)); }));
+    }
+    const std::unique_ptr<StepShapes> before = backend_->use_shapes(nullptr);
+    std::printf(
+        "swap stall: change of sets %.1f us, step after it %.3f ms, usual step %.3f ms (medians; slowest after %.3f ms)\n",
+        1e6 * quantile(changes, 0.5), 1e3 * quantile(after, 0.5), 1e3 * quantile(usual, 0.5), 1e3 * quantile(after, 1));
+  }
+
+  /// Decode steps of one lane, alone and beside a lane that prefills without pause.
+  void interference() {
+    std::printf("%-22s %12s %12s %12s %16s\n", "decode lane, batch 32", "p50 ms", "p99 ms", "slowest ms", "prefill tokens/s");
+    const std::vector<double> alone = lane_steps(200);
+    print_lane("alone", alone, 0);
+    auto& first = static_cast<cuda::CudaBackend&>(*backend_);
+    for (const cuda::Division division : {cuda::Division::GreenContexts, cuda::Division::Priorities}) {
+      const auto begin = Clock::now();
+      const std::unique_ptr<Backend> sibling = must(first.make_sibling(division));
+      const double making = std::chrono::duration<double>(Clock::now() - begin).count();
+      if (division == cuda::Division::Priorities) {
+        beside(*sibling, "priorities alone");
+        continue;
+      }
+      std::printf("%s; the second lane made in %.2f s\n", backend_->description().c_str(), making);
+      if (backend_->share().given_percent == 100) continue;
+      for (const std::int32_t percent : {25, 50, 75}) {
+        sibling->use_share(percent);
+        beside(*sibling, "prefill on " + std::to_string(sibling->share().given_percent) + "%");
+      }
+    }
+  }
+
   void decode() {
     std::printf("%-22s %12s %12s %14s %12s\n", "decode, context 512", "eager ms", "graph ms", "tokens/s", "of bandwidth");
     for (const std::int32_t rows : {1, 8, 16, 32, 64, 128, 256}) {
@@ -189,21 +283,81 @@ class Bench {
     return batch;
   }
 
+  /// Rows of a batch, with what they point at.
+  struct StepRows {
+    StepRows(const Bench& bench, const std::vector<Rows>& batch) : tokens(4096, 7) {
+      for (std::int32_t i = 0; i < blocks_per_sequence * rows_max; ++i) blocks.push_back({i});
+      for (const Rows& row : batch) {
+        rows.push_back({.position = row.position,
+                        .tokens = std::span(tokens).first(static_cast<std::size_t>(row.count)),
+                        .blocks = std::span(blocks).subspan(static_cast<std::size_t>(row.sequence) * blocks_per_sequence,
+                                                            blocks_per_sequence),
+                        .sampling = &*bench.sampling_});
+      }
+    }
+    StepRows(const StepRows&) = delete;
+    StepRows& operator=(const StepRows&) = delete;
+    std::vector<TokenId> tokens;
+    std::vector<BlockId> blocks{};
+    std::vector<StepRow> rows{};
+  };
+
+  template <class Body>
+  static double seconds_of(Body&& body) {
+    const auto begin = Clock::now();
+    body();
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+  }
+  static double quantile(std::vector<double> values, double share) {
+    std::sort(values.begin(), values.end());
+    return values[static_cast<std::size_t>(share * static_cast<double>(values.size() - 1))];
+  }
+
+  std::vector<double> lane_steps(int count) {
+    const StepRows rows(*this, decode_rows(32));
+    must(backend_->run(rows.rows, result_));
+    std::vector<double> times;
+    for (int i = 0; i < count; ++i) times.push_back(seconds_of([&] { must(backend_->run(rows.rows, result_)); }));
+    return times;
+  }
+  /// Both lanes in graphs of their places; 200 decode steps while the sibling runs chunks of 2048 one after another.
+  void beside(Backend& sibling, const std::string& name) {
+    const policies::StepBuckets decode_buckets{.tokens = {32}, .decode_max = 32};
+    const policies::StepBuckets prefill_buckets{.tokens = {2048}, .decode_max = 16};
+    std::unique_ptr<StepShapes> before = backend_->use_shapes(must(backend_->build_shapes(decode_buckets, {})));
+    before.reset();
+    before = sibling.use_shapes(must(sibling.build_shapes(prefill_buckets, {})));
+    before.reset();
+    const StepRows chunk(*this, {{rows_max - 1, 0, 2048}});
+    StepResult chunk_result;
+    must(sibling.run(chunk.rows, chunk_result));
+    std::atomic<bool> done{false};
+    std::int64_t tokens = 0;
+    double seconds = 0;
+    std::jthread prefill([&] {
+      seconds = seconds_of([&] {
+        while (!done) {
+          must(sibling.run(chunk.rows, chunk_result));
+          tokens += 2048;
+        }
+      });
+    });
+    const std::vector<double> times = lane_steps(200);
+    done = true;
+    prefill.join();
+    print_lane(name, times, static_cast<double>(tokens) / seconds);
+    before = backend_->use_shapes(nullptr);
+  }
+  static void print_lane(const std::string& name, const std::vector<double>& times, double prefill) {
+    std::printf("%-22s %12.2f %12.2f %12.2f %16.0f\n", name.c_str(), 1e3 * quantile(times, 0.5), 1e3 * quantile(times, 0.99),
+                1e3 * quantile(times, 1), prefill);
+  }
+
   void swap() { shapes_ = backend_->use_shapes(std::move(shapes_)); }
 
   double step_seconds(const std::vector<Rows>& batch, int count) {
-    std::vector<BlockId> blocks;
-    for (std::int32_t i = 0; i < blocks_per_sequence * rows_max; ++i) blocks.push_back({i});
-    const std::vector<TokenId> tokens(4096, 7);
-    std::vector<StepRow> rows;
-    for (const Rows& row : batch) {
-      rows.push_back(
-          {.position = row.position,
-           .tokens = std::span(tokens).first(static_cast<std::size_t>(row.count)),
-           .blocks = std::span(blocks).subspan(static_cast<std::size_t>(row.sequence) * blocks_per_sequence, blocks_per_sequence),
-           .sampling = &*sampling_});
-    }
-    return median_seconds(count, [&] { must(backend_->run(rows, result_)); });
+    const StepRows rows(*this, batch);
+    return median_seconds(count, [&] { must(backend_->run(rows.rows, result_)); });
   }
 
   ModelConfig config_;
@@ -234,9 +388,12 @@ int main(int count, char** arguments) {
   std::printf("%s, compute capability %d.%d, %d multiprocessors, driver %d\n", device->name.c_str(), device->major, device->minor,
               device->multiprocessors, device->driver_version);
   std::printf("ceilings: %.0f GB/s copied within the device, %.0f TFLOP/s BF16\n", bandwidth_peak / 1e9, flops_peak / 1e12);
+  products(must(synthetic_model_config(model_named(model))), *device, 4096);
   Bench bench(model, bandwidth_peak, flops_peak);
   bench.shapes();
+  bench.swap_stall();
   bench.decode();
   bench.prefill();
+  bench.interference();
   return 0;
 }
