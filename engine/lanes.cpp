@@ -41,6 +41,16 @@ std::optional<Unexpected> find_fault(const Request& request, std::int32_t vocabu
     if (outside(token))
       return refused("logit_bias", "token id " + std::to_string(token) + " is outside the vocabulary; " + allowed);
   }
+  const SamplingParameters& sampling = request.sampling;
+  const auto too_many = [](std::size_t found, std::int32_t most) {
+    return std::to_string(found) + " are given; allowed: up to " + std::to_string(most);
+  };
+  if (sampling.logit_bias.size() > static_cast<std::size_t>(logit_biases_max))
+    return refused("logit_bias", too_many(sampling.logit_bias.size(), logit_biases_max));
+  if (sampling.stop_token_ids.size() > static_cast<std::size_t>(stop_tokens_max))
+    return refused("stop_token_ids", too_many(sampling.stop_token_ids.size(), stop_tokens_max));
+  if (sampling.top_logprobs > top_logprobs_max)
+    return refused("top_logprobs", std::to_string(sampling.top_logprobs) + " is above " + std::to_string(top_logprobs_max));
   const auto prompt = static_cast<std::int64_t>(request.prompt.size());
   if (prompt >= length_max) {
     return refused("prompt", "the prompt has " + std::to_string(prompt) + " tokens; a sequence here may have " +

@@ -13,6 +13,11 @@
 
 namespace rubato::engine {
 
+/// What a backend takes of one request; its memory for sampling is laid out for so much.
+inline constexpr std::int32_t logit_biases_max = 1024;
+inline constexpr std::int32_t stop_tokens_max = 1024;
+inline constexpr std::int32_t top_logprobs_max = 20;
+
 /// What the client asked for, already range-checked. temperature 0 is greedy: the largest logit, the lowest id among equals.
 struct SamplingParameters {
   double temperature = 1.0;
@@ -28,7 +33,7 @@ struct SamplingParameters {
   std::int32_t min_new_tokens = 0;   // end tokens are masked until then
   bool ignore_eos = false;
   std::vector<TokenId> stop_token_ids{};  // beside the model's own end tokens
-  std::int32_t top_logprobs = -1;         // -1: none wanted; 0: the chosen token's alone; n: the n best as well (at most 20)
+  std::int32_t top_logprobs = -1;         // -1: none wanted; 0: the chosen token's alone; n: the n best as well (at most top_logprobs_max)
 };
 
 struct TokenLogprob {

@@ -43,9 +43,9 @@ struct RequestLimits {
 
 inline constexpr std::size_t stops_max = 16;
 inline constexpr std::size_t stop_bytes_max = 4096;
-inline constexpr std::size_t logit_bias_max = 1024;
-inline constexpr std::size_t stop_token_ids_max = 1024;
-inline constexpr std::int32_t top_logprobs_max = 20;
+inline constexpr std::size_t logit_bias_max = engine::logit_biases_max;
+inline constexpr std::size_t stop_token_ids_max = engine::stop_tokens_max;
+inline constexpr std::int32_t top_logprobs_max = engine::top_logprobs_max;
 
 /// InvalidArgument with the parameter as field.
 [[nodiscard]] Result<GenerationRequest> parse_completion_request(std::string_view body, const RequestLimits& limits);

@@ -80,6 +80,13 @@ TEST(LaneAdmission, refuses_what_can_never_run_and_names_the_field) {
   EXPECT_THAT(refusal(world, {96}, {}), HasSubstr("prompt: token id 96"));
   EXPECT_THAT(refusal(world, {1}, {.logit_bias = {{96, 1.0F}}}), HasSubstr("logit_bias: token id 96"));
   EXPECT_THAT(refusal(world, {1}, {.max_new_tokens = 0}), HasSubstr("max_tokens: 0 is below 1"));
+  SamplingParameters large;
+  large.logit_bias.assign(logit_biases_max + 1, {1, 0.5F});
+  EXPECT_THAT(refusal(world, {1}, large), HasSubstr("logit_bias: 1025 are given; allowed: up to 1024"));
+  large.logit_bias.clear();
+  large.stop_token_ids.assign(stop_tokens_max + 1, 5);
+  EXPECT_THAT(refusal(world, {1}, large), HasSubstr("stop_token_ids: 1025 are given"));
+  EXPECT_THAT(refusal(world, {1}, {.top_logprobs = 21}), HasSubstr("top_logprobs: 21 is above 20"));
   EXPECT_EQ(refusal(world, {1}, {}), "accepted");
   world.client.drain();
 }
