@@ -130,7 +130,10 @@ TEST_P(CudaSibling, two_lanes_step_at_once_while_shares_move_and_shapes_are_buil
   std::vector<std::unique_ptr<StepShapes>> built;
   for (int move = 0; running > 0 || move < 4; ++move) {
     lanes.first.backend().use_share(move % 2 == 0 ? 30 : 70);
-    if (built.size() == 3) continue;
+    if (built.size() == 3) {
+      std::this_thread::yield();
+      continue;
+    }
     auto shapes = lanes.second.backend().build_shapes({.tokens = {16, 96}, .decode_max = 8}, {});
     ASSERT_TRUE(shapes) << shapes.error().message;
     built.push_back(std::move(*shapes));
