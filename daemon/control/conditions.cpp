@@ -33,7 +33,7 @@ Condition ready(const ServingHealth& serving) {
     condition.message = "the model is being loaded";
   } else if (serving.stalled) {
     condition.reason = "Stalled";
-    condition.message = "requests wait but no step has ended for long";
+    condition.message = serving.step_stuck ? "a lane's step does not end" : "requests wait but no step has ended for long";
   } else {
     condition.status = ConditionStatus::True;
     condition.reason = "Serving";

@@ -36,7 +36,8 @@ struct Condition {
 struct ServingHealth {
   bool loaded = false;
   bool draining = false;
-  bool stalled = false;  // work waits and no step has ended for long
+  bool stalled = false;     // a step of some lane does not end, or work waits and no step has ended for long
+  bool step_stuck = false;  // of these the first: other lanes may go on meanwhile
   std::optional<Error> failure{};
 };
 

@@ -50,6 +50,7 @@ svg { display: block; width: 100%; height: 150px; overflow: visible; } svg text 
 <section class="w3"><h2>Settings</h2><div class="big" id="settings">&ndash;</div><div class="soft" id="searches"></div></section>
 <section class="w6"><h2>Time to first token</h2><svg id="ttft" role="img" aria-label="time to first token"></svg><div class="legend" id="ttft-legend"></div></section>
 <section class="w6"><h2>Inter-token latency</h2><svg id="itl" role="img" aria-label="inter-token latency"></svg><div class="legend" id="itl-legend"></div></section>
+<section class="w12"><h2>Lanes</h2><div><span class="chip" id="mode">&ndash;</span> <span class="soft" id="handoffs"></span></div><table><thead><tr><th>Lane</th><th>Device</th><th>Role</th><th class="number">Share</th><th class="number">Busy</th><th class="number">Running</th><th class="number">Waiting</th><th class="number">Slots reserved</th><th class="number">To move</th></tr></thead><tbody id="lanes"></tbody></table></section>
 <section class="w6"><h2>Knobs</h2><table><thead><tr><th>Knob</th><th>Value</th><th>From</th><th>Range</th></tr></thead><tbody id="knobs"></tbody></table></section>
 <section class="w6"><h2>Trials</h2><div class="scroll"><table><thead><tr><th>#</th><th>Outcome</th><th>Budget</th><th>Policy</th><th class="number">Attainment</th><th class="number">TTFT p99</th><th class="number">ITL p99</th></tr></thead><tbody id="trials"></tbody></table></div></section>
 <section class="w12"><h2>Events</h2><div class="scroll"><table><thead><tr><th>Last</th><th>Type</th><th>Reason</th><th>Message</th><th class="number">Count</th></tr></thead><tbody id="events"></tbody></table></div></section>
@@ -129,7 +130,8 @@ function chart(id, points, objective) {
 
 function showMetrics(series, at) {
   samples.push({ at, ttft: buckets(series, "rubato_time_to_first_token_seconds"), itl: buckets(series, "rubato_inter_token_latency_seconds"),
-    arrived: value(series, "rubato_requests_arrived_total"), generated: value(series, "vllm:generation_tokens_total"), prompt: value(series, "vllm:prompt_tokens_total") });
+    arrived: value(series, "rubato_requests_arrived_total"), generated: value(series, "vllm:generation_tokens_total"), prompt: value(series, "vllm:prompt_tokens_total"),
+    busy: Object.fromEntries((series.get("rubato_lane_step_seconds_total") || []).map(one => [one.labels.lane, one.value])) });
   samples = samples.slice(-spread - 1);
   const now = samples[samples.length - 1], before = samples[0], seconds = (now.at - before.at) / 1000;
   if (now.arrived < before.arrived) { samples = [now]; return; }   /* the daemon was restarted */
@@ -143,6 +145,24 @@ function showMetrics(series, at) {
   $("rates").textContent = rate("arrived") + " arrivals/s, " + (value(series, "rubato_requests_rejected_total") ?? 0) + " refused in all";
   $("kv").textContent = Math.round(100 * (value(series, "vllm:kv_cache_usage_perc") || 0)) + " %";
   $("tokens").textContent = rate("prompt") + " prompt and " + rate("generated") + " generated tokens/s";
+  showLanes(series, now, before, seconds);
+}
+
+function showLanes(series, now, before, seconds) {
+  const knobs = (series.get("rubato_knob_info") || [])[0];
+  $("mode").textContent = knobs ? knobs.labels.mode : "–";
+  const handed = kind => value(series, "rubato_handoffs_total", { kind }) ?? 0, failed = handed("failed") + handed("expired");
+  const switches = value(series, "rubato_mode_switches_total") ?? 0;
+  const waiting = value(series, "rubato_lockstep_wait_seconds_total") ?? 0, stepping = value(series, "rubato_lockstep_step_seconds_total") ?? 0;
+  $("handoffs").textContent = (switches ? `${switches} switch${switches === 1 ? "" : "es"}, the last in ${milliseconds(value(series, "rubato_mode_switch_seconds"))}` : "not switched yet") +
+    ` · handoffs: ${handed("moved")} moved, ${handed("copied")} copied, ${failed} failed` + (stepping > 0 ? ` · ${Math.round(100 * waiting / (waiting + stepping))} % of lockstep time is waiting` : "");
+  put($("lanes"), ...(series.get("rubato_lane_info") || []).sort((a, b) => a.labels.lane - b.labels.lane).map(({ labels: { lane, device } }) => {
+    const of = name => value(series, "rubato_lane_" + name, { lane }) ?? 0;
+    const role = ((series.get("rubato_lane_role") || []).find(one => one.labels.lane === lane && one.value === 1) || { labels: {} }).labels.role || "–";
+    const cell = element("td"); cell.append(element("span", role, "chip " + ({ Prefill: "warn", Decode: "good" }[role] || "")));
+    const busy = seconds > 0 && lane in before.busy ? Math.min(100, Math.round(100 * (now.busy[lane] - before.busy[lane]) / seconds)) + " %" : "–";
+    return row(lane, device, cell, number(Math.round(100 * of("share_ratio")) + " %"), number(busy), number(String(of("running"))), number(String(of("waiting"))), number(String(of("reserved_slots"))), number(String(of("to_move"))));
+  }));
 }
 
 function showEngine(engine) {

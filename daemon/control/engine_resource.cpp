@@ -1,29 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "daemon/control/engine_resource.h"
 
-#include <cmath>
+#include <algorithm>
+#include <vector>
 
+#include "daemon/control/figures.h"
+#include "daemon/metrics/lane_facts.h"
 #include "manifests/json.h"
-#include "manifests/units.h"
 
 namespace rubato::control {
 namespace {
 
 constexpr std::size_t trials_shown_max = 20;
-
-/// Three significant digits: enough to judge by, and the same again for a window that was the same again.
-std::string rounded(Duration duration) {
-  std::int64_t unit = 1;
-  while (duration.count() / unit >= 1000) unit *= 10;
-  return format_duration(Duration((duration.count() + unit / 2) / unit * unit));
-}
-
-/// A number with one decimal as text: the API has no floats.
-std::string decimal(double value) {
-  if (!std::isfinite(value)) return "0";
-  const auto tenths = static_cast<std::int64_t>(std::floor(value * 10 + 1e-6));
-  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10);
-}
 
 Json condition_json(const Condition& condition) {
   return {{"type", condition.type},
@@ -78,6 +66,68 @@ Json shapes_json(const engine::ShapeStatus& shapes) {
   return json;
 }
 
+Json lane_json(const ServingStatus& serving, std::size_t index, const std::vector<std::string>& devices) {
+  const LaneStatus& lane = serving.lanes[index];
+  const policies::SchedulerCounts& counts = lane.counts.scheduler;
+  const std::int32_t share = share_percent(serving, index);
+  Json json{{"name", std::to_string(index)},
+            {"device", devices.at(static_cast<std::size_t>(lane.device))},
+            {"role", rubato::to_string(lane.counts.role)},
+            {"sharePercent", share}};
+  if (share == lane.share.given_percent && lane.share.asked_percent != share)
+    json["askedSharePercent"] = lane.share.asked_percent;
+  json.update({{"waiting", counts.waiting},
+               {"running", counts.running},
+               {"prefilling", counts.prefilling},
+               {"reservedSlots", lane.counts.reserved},
+               {"toMove", lane.counts.to_move},
+               {"kvBlocksFree", counts.free_blocks},
+               {"kvBlocks", counts.block_count},
+               {"steps", lane.steps}});
+  if (lane.shapes) json["shapes"] = shapes_json(*lane.shapes);
+  return json;
+}
+
+Json handoffs_json(const ServingStatus& serving) {
+  const policies::HandoffCounts& counts = serving.handoffs;
+  std::int32_t to_move = 0;
+  for (const LaneStatus& lane : serving.lanes) to_move += lane.counts.to_move;
+  return {{"moved", counts.moved},
+          {"copied", counts.copied},
+          {"bytes", static_cast<std::int64_t>(counts.blocks) * serving.kv_block_bytes},
+          {"copySeconds", seconds(counts.copying)},
+          {"failed", counts.failed},
+          {"expired", counts.expired},
+          {"lateAnswers", counts.late_answers},
+          {"toMove", to_move},
+          {"reservationWaits", counts.reservation_waits},
+          {"reservationWaitSeconds", seconds(counts.reservation_waiting)}};
+}
+
+Json lockstep_json(const policies::LockstepCounts& counts) {
+  const Duration all = counts.stepping + counts.waiting;
+  const double waiting = all > Duration::zero() ? to_seconds(counts.waiting) / to_seconds(all) : 0.0;
+  return {{"rounds", counts.rounds}, {"waitingPercent", decimal(100 * waiting)}};
+}
+
+void add_serving(Json& status, const ServingStatus& serving, const EngineSpec& spec) {
+  status["limits"] = {{"maxModelLen", serving.effective_max_len},
+                      {"maxNumBatchedTokens", spec.knobs.max_num_batched_tokens.max},
+                      {"maxNumSeqs", spec.capacity.max_num_seqs},
+                      {"vocabulary", serving.vocabulary},
+                      {"kvBlocks", serving.counts.block_count}};
+  status["backend"] = serving.backend;
+  const bool known = !serving.lanes.empty() && serving.lanes.front().shapes;
+  status["shapes"] = shapes_json(known ? *serving.lanes.front().shapes : engine::ShapeStatus{});
+  status["lanes"] = Json::array();
+  for (std::size_t lane = 0; lane < serving.lanes.size(); ++lane) {
+    status["lanes"].push_back(lane_json(serving, lane, spec.devices));
+  }
+  status["handoffs"] = handoffs_json(serving);
+  status["modeSwitches"] = {{"count", serving.handoffs.switches}, {"lastSeconds", seconds(serving.handoffs.last_switch)}};
+  if (spec.lanes.lockstep != Lockstep::Off) status["lockstep"] = lockstep_json(serving.lockstep);
+}
+
 std::string capitalised(std::string_view word) {
   std::string text(word);
   if (!text.empty() && text[0] >= 'a' && text[0] <= 'z') text[0] = static_cast<char>(text[0] - 'a' + 'A');
@@ -103,7 +153,30 @@ constexpr Column columns[] = {
     {"Settings", "integer", "Number of the current settings.", 1},
     {"Tuning", "string", "What the tuner does.", 1},
     {"Backend", "string", "What executes the steps.", 1},
+    {"Lanes", "string", "What the lanes do, and how much of a device that two of them share.", 1},
 };
+
+/// `mixed`, `2 prefill + 2 decode`, `decode 60% + prefill 40%`. Spare lanes do nothing and are left out.
+Json lanes_cell(const Json& status) {
+  if (!status.contains("lanes")) return nullptr;
+  std::vector<std::pair<std::string, int>> kinds;
+  for (const auto& lane : status["lanes"]) {
+    std::string kind = lane["role"];
+    if (kind == "Spare") continue;
+    kind[0] = static_cast<char>(kind[0] - 'A' + 'a');
+    if (lane["sharePercent"] < 100) kind += " " + std::to_string(lane["sharePercent"].get<int>()) + "%";
+    const auto same = std::find_if(kinds.begin(), kinds.end(), [&](const auto& known) { return known.first == kind; });
+    if (same == kinds.end()) {
+      kinds.emplace_back(std::move(kind), 1);
+    } else {
+      ++same->second;
+    }
+  }
+  std::string text;
+  for (const auto& [kind, count] : kinds)
+    text += (text.empty() ? "" : " + ") + (count > 1 ? std::to_string(count) + " " : "") + kind;
+  return text;
+}
 
 Json condition_of(const Json& engine, const char* type, const char* key) {
   for (const auto& condition : engine["status"]["conditions"]) {
@@ -126,7 +199,7 @@ Json cells_of(const Json& engine, WallTime now) {
                       beside("ttftP99", "", objectives["ttft"]), beside("itlP99", "", objectives["itl"]),
                       beside("attainment", "%", objectives["attainment"]), condition_of(engine, "Ready", "status"),
                       format_age(now - created.value_or(now)), settings["number"], condition_of(engine, "Tuning", "reason"),
-                      status.contains("backend") ? status["backend"] : Json(nullptr)});
+                      status.contains("backend") ? status["backend"] : Json(nullptr), lanes_cell(status)});
 }
 
 }  // namespace
@@ -148,15 +221,7 @@ Json engine_status(const ControlState& state, const StatusInputs& inputs) {
   status["trials"] = trials_json(inputs);
   status["manifest"] = {{"path", state.manifest().file}, {"hash", state.manifest().hash}};
   status["restartRequired"] = state.restart_required();
-  if (inputs.serving) {
-    status["limits"] = {{"maxModelLen", inputs.serving->max_model_len},
-                        {"maxNumBatchedTokens", state.running_spec().knobs.max_num_batched_tokens.max},
-                        {"maxNumSeqs", state.running_spec().capacity.max_num_seqs},
-                        {"vocabulary", inputs.serving->vocabulary},
-                        {"kvBlocks", inputs.serving->kv_blocks}};
-    status["backend"] = inputs.serving->backend;
-    status["shapes"] = shapes_json(inputs.serving->shapes);
-  }
+  if (inputs.serving) add_serving(status, *inputs.serving, state.running_spec());
   return status;
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -16,21 +17,11 @@
 
 namespace rubato::control {
 
-/// What serving says, as far as status shows it. Nothing here changes from step to step: a status write per step would flood
-/// watchers.
-struct ServingFacts {
-  std::string backend;
-  std::int32_t max_model_len = 0;  // effective
-  std::int32_t vocabulary = 0;
-  std::int32_t kv_blocks = 0;
-  engine::ShapeStatus shapes{};
-};
-
 struct StatusInputs {
   std::int64_t observed_generation = 0;
   std::uint64_t settings_number = 0;
   std::vector<Condition> conditions;
-  std::optional<ServingFacts> serving;
+  std::shared_ptr<const ServingStatus> serving;  // a sample (lane_watch.h); null: the model is not loaded
   std::optional<tuner::TunerStatus> tuner;
   std::vector<tuner::Trial> trials;
   std::optional<tuner::Window> window;

@@ -210,8 +210,8 @@ ServingHealth Reconciler::health() {
   health.failure = status->failure;
   const TimePoint now = serving->now();
   // One lane's step that never ends is a stall, whatever the others do.
-  const bool stuck = status->step_open_since && now - *status->step_open_since > StallDetector::stalled_after;
-  health.stalled = stalls_.look(status->steps, !serving->idle(), now) || stuck;
+  health.step_stuck = status->step_open_since && now - *status->step_open_since > StallDetector::stalled_after;
+  health.stalled = stalls_.look(status->steps, !serving->idle(), now) || health.step_stuck;
   return health;
 }
 
@@ -245,19 +245,10 @@ Json Reconciler::status_of(const ControlState& state, WallTime now) {
   StatusInputs status{.observed_generation = state.saved().generation,
                       .settings_number = settings_number_,
                       .conditions = compute_conditions(inputs, conditions_, now),
-                      .serving = std::nullopt,
+                      .serving = lanes_.sample(),
                       .tuner = inputs.tuner,
                       .trials = report_ ? report_->trials : std::vector<tuner::Trial>(),
                       .window = inputs.window};
-  if (const Serving* serving = serving_) {
-    const auto facts = serving->status();
-    status.serving = {.backend = facts->backend,
-                      .max_model_len = facts->effective_max_len,
-                      .vocabulary = facts->vocabulary,
-                      .kv_blocks = facts->counts.block_count,
-                      .shapes = !facts->lanes.empty() && facts->lanes.front().shapes ? *facts->lanes.front().shapes
-                                                                                     : engine::ShapeStatus{}};
-  }
   if (&state == &state_) {
     note_condition_changes(conditions_, status.conditions, now);
     conditions_ = status.conditions;
@@ -266,6 +257,7 @@ Json Reconciler::status_of(const ControlState& state, WallTime now) {
 }
 
 EngineSnapshot Reconciler::refresh(WallTime now) {
+  if (const Serving* serving = serving_) lanes_.look(serving->status(), serving->now(), now, events_);
   Json object = engine_object(state_, status_of(state_, now), "");
   if (object != shown_) {
     ++resource_version_;
@@ -318,7 +310,11 @@ void Reconciler::report(const TuningReport& report) {
   trial_seen_ = newest;  // those of the first report come from the journal of an earlier run
   std::optional<tuner::Window> last = report_ ? report_->window : std::nullopt;
   report_ = report;
-  if (!report_->window) report_->window = std::move(last);
+  if (report_->window) {
+    lanes_.window_closed();
+  } else {
+    report_->window = std::move(last);
+  }
   (void)refresh(options_.clock());
 }
 

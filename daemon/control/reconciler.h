@@ -18,6 +18,7 @@
 #include "daemon/control/engine_resource.h"
 #include "daemon/control/events.h"
 #include "daemon/control/health.h"
+#include "daemon/control/lane_watch.h"
 #include "daemon/control/manifest_watch.h"
 #include "daemon/control/state_file.h"
 #include "daemon/control/tuning_target.h"
@@ -96,6 +97,7 @@ class Reconciler final : public TuningTarget {
   LoadedState loaded_;
   ControlState state_;
   EventLog events_;
+  LaneWatch lanes_;
   std::optional<KnobValues> applied_;
   std::uint64_t settings_number_ = 0;
   std::optional<ObjectivesSpec> objectives_applied_;

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <optional>
 
+#include "daemon/metrics/lane_series.h"
 #include "daemon/metrics/process.h"
 #include "daemon/metrics/series.h"
 #include "manifests/names.h"
@@ -19,12 +20,6 @@ namespace rubato {
 namespace {
 
 constexpr Duration render_lifetime = std::chrono::milliseconds(50);
-
-/// Raises a counter to a total kept elsewhere. A smaller total is ignored: counters only grow.
-void raise_to(prometheus::Counter& counter, double total) {
-  const double missing = total - counter.Value();
-  if (missing > 0) counter.Increment(missing);
-}
 
 double seconds_between(TimePoint begin, TimePoint end) {
   return std::max(0.0, to_seconds(end - begin));
@@ -51,7 +46,8 @@ std::string_view to_string(SettingsSource source) {
 struct Metrics::State {
   explicit State(const MetricsOptions& options)
       : vllm(metrics::Declare(registry, {{"model_name", options.model_name}, {"engine", "0"}}), options),
-        own(metrics::Declare(registry, {}), options) {
+        own(metrics::Declare(registry, {}), options),
+        lanes(metrics::Declare(registry, {}), options) {
     for (const auto source :
          {SettingsSource::File, SettingsSource::Api, SettingsSource::Override, SettingsSource::Expiry, SettingsSource::Tuner}) {
       own.settings_changes.Add({{"source", std::string(to_string(source))}});
@@ -89,6 +85,7 @@ struct Metrics::State {
   prometheus::Registry registry;
   metrics::CompatibleSeries vllm;
   metrics::OwnSeries own;
+  metrics::LaneGroupSeries lanes;
   MetricsSources sources;
 
   std::mutex knob_info_mutex;
@@ -215,6 +212,7 @@ void Metrics::on_step(const engine::StepRecord& record, const policies::Schedule
   }
   (record.bucket ? own.shape_steps_shape : own.shape_steps_eager).Increment();
   if (record.padding_tokens > 0) own.shape_padding_tokens.Increment(record.padding_tokens);
+  state_->lanes.on_step(record);
   state_->book_counts(counts);
 }
 
@@ -235,10 +233,12 @@ void Metrics::on_settings(const Settings& settings, TimePoint /*now*/) {
   own.knob_max_num_seqs.Set(settings.knobs.max_num_seqs);
   own.knob_deadline_margin.Set(settings.knobs.deadline_margin);
   own.knob_prefill_share.Set(settings.knobs.prefill_share);
+  own.knob_prefill_devices.Set(settings.knobs.prefill_devices);
   {
     const std::lock_guard lock(state_->knob_info_mutex);
     auto& now_current = own.knob_info.Add({{"mode", std::string(to_string(settings.knobs.mode))},
-                                           {"policy", std::string(to_string(settings.knobs.priority_policy))}});
+                                           {"policy", std::string(to_string(settings.knobs.priority_policy))},
+                                           {"reservation", std::string(to_string(settings.knobs.reservation))}});
     if (state_->knob_info != nullptr && state_->knob_info != &now_current) own.knob_info.Remove(state_->knob_info);
     now_current.Set(1);
     state_->knob_info = &now_current;
@@ -259,8 +259,8 @@ void Metrics::on_trial(std::string_view outcome) {
 }
 
 void Metrics::on_tuner(const tuner::TunerStatus& status) {
-  raise_to(state_->own.searches, static_cast<double>(status.searches_total));
-  raise_to(state_->own.rollbacks, static_cast<double>(status.rollbacks_total));
+  metrics::raise_to(state_->own.searches, static_cast<double>(status.searches_total));
+  metrics::raise_to(state_->own.rollbacks, static_cast<double>(status.rollbacks_total));
 }
 
 void Metrics::set_objectives(const ObjectivesSpec& objectives) {
@@ -281,11 +281,12 @@ void Metrics::State::refresh_from_sources() {
     if (const auto status = sources.serving()) {
       book_counts(status->counts);
       book_shapes(*status);
+      lanes.book(*status);
     }
   }
   for (const auto& [port, count] : sources.connections) own.http_connections.Add({{"port", port}}).Set(count());
   const ProcessUsage usage = read_process_usage();
-  raise_to(own.cpu_seconds, usage.cpu_seconds);
+  metrics::raise_to(own.cpu_seconds, usage.cpu_seconds);
   own.start_time.Set(usage.start_time_seconds);
   own.resident_bytes.Set(static_cast<double>(usage.resident_bytes));
   own.virtual_bytes.Set(static_cast<double>(usage.virtual_bytes));

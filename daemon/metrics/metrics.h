@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "daemon/observer.h"
 #include "daemon/serving.h"
@@ -27,6 +28,8 @@ struct MetricsOptions {
   ObjectivesSpec objectives;
   std::int32_t max_model_len = 4096;
   std::int32_t kv_block_count = 0;
+  std::vector<std::string> devices{"cpu"};  // spec.devices; their lanes get series of their own
+  std::int32_t lanes_per_device = 1;
 };
 
 /// Asked at each rendering, so that a gauge shows what is and not what was last booked. Each may be empty.

@@ -34,6 +34,11 @@ Edges with_edge(Edges edges, double limit) {
   return edges;
 }
 
+void raise_to(prometheus::Counter& counter, double total) {
+  const double missing = total - counter.Value();
+  if (missing > 0) counter.Increment(missing);
+}
+
 Edges one_two_five(std::int32_t limit) {
   Edges edges;
   for (double power = 1;; power *= 10) {
@@ -166,6 +171,7 @@ OwnSeries::OwnSeries(Declare own, const MetricsOptions& options)
       knob_max_num_seqs(knob(own, "maxNumSeqs")),
       knob_deadline_margin(knob(own, "deadlineMargin")),
       knob_prefill_share(knob(own, "prefillShare")),
+      knob_prefill_devices(knob(own, "prefillDevices")),
       knob_info(own.gauges("rubato_knob_info", "Choices in the current settings, as labels.")),
       settings_number(own.gauge("rubato_settings_number", "Number of the current settings; grows with each change.")),
       settings_changes(

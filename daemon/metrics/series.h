@@ -22,6 +22,8 @@ using Edges = prometheus::Histogram::BucketBoundaries;
 
 /// Fixed edges with a limit as an edge of its own, so that `le` of the limit exists and can be judged exactly.
 [[nodiscard]] Edges with_edge(Edges edges, double limit);
+/// Raises a counter to a total kept elsewhere. A smaller total is ignored: counters only grow.
+void raise_to(prometheus::Counter& counter, double total);
 /// 1, 2, 5, 10, 20, 50 ... up to and including the first edge that reaches limit.
 [[nodiscard]] Edges one_two_five(std::int32_t limit);
 
@@ -99,6 +101,7 @@ struct OwnSeries {
   prometheus::Gauge& knob_max_num_seqs;
   prometheus::Gauge& knob_deadline_margin;
   prometheus::Gauge& knob_prefill_share;
+  prometheus::Gauge& knob_prefill_devices;
   prometheus::Family<prometheus::Gauge>& knob_info;
   prometheus::Gauge& settings_number;
   prometheus::Family<prometheus::Counter>& settings_changes;

@@ -98,7 +98,9 @@ struct ControlSide {
     serving.status_.effective_max_len = 4096;
     serving.status_.vocabulary = 512;
     serving.status_.counts.block_count = 256;
-    serving.status_.lanes.emplace_back().shapes = std::make_shared<const engine::ShapeStatus>(
+    LaneStatus& lane = serving.status_.lanes.emplace_back();
+    lane.counts.scheduler = {.free_blocks = 256, .block_count = 256};
+    lane.shapes = std::make_shared<const engine::ShapeStatus>(
         engine::ShapeStatus{.buckets = {.tokens = {8, 16, 32, 64, 256, 512}, .decode_max = 64},
                             .bytes = 1536,
                             .built = 1,

@@ -27,7 +27,9 @@ class MetricsTest : public ::testing::Test {
                           .backend = "cpu test",
                           .objectives = {.ttft = 450ms, .itl = 35ms, .attainment = 99},
                           .max_model_len = 4096,
-                          .kv_block_count = 1234};
+                          .kv_block_count = 1234,
+                          .devices = {"cpu"},
+                          .lanes_per_device = 2};
   Metrics metrics_{options_};
   TimePoint now_{1000s};
 
@@ -342,7 +344,7 @@ TEST_F(MetricsTest, new_settings_show_at_once_although_renderings_are_reused) {
   const std::string second = *metrics_.render(now_ + 49ms);
   EXPECT_THAT(second, HasSubstr("rubato_settings_number 2\n"));
   EXPECT_THAT(second, HasSubstr("rubato_knob{knob=\"maxNumBatchedTokens\"} 256\n"));
-  EXPECT_THAT(second, HasSubstr("rubato_knob_info{mode=\"Chunked\",policy=\"PrefillFirst\"} 1\n"));
+  EXPECT_THAT(second, HasSubstr("rubato_knob_info{mode=\"Chunked\",policy=\"PrefillFirst\",reservation=\"LastChunk\"} 1\n"));
   EXPECT_THAT(second, Not(HasSubstr("policy=\"Deadline\""))) << "the choice before is gone";
   EXPECT_NE(*first, *metrics_.render(now_ + 100ms));
 }
