@@ -386,6 +386,32 @@ TEST(LaneGroupBlocks, the_first_free_one_is_for_the_oldest_that_waits) {
   EXPECT_EQ(node.stream(oldest).preemptions, 0);
 }
 
+// It gives way in a plan that comes out empty, beside a lane that drains.
+TEST(LaneGroupBlocks, one_that_gave_way_in_an_empty_plan_starts_again) {
+  KnobValues knobs = split(64, 2);
+  knobs.priority_policy = PriorityPolicy::ShortestFirst;
+  NodeOptions options = two_lanes(knobs);
+  options.limits.each.block_count = 30;
+  options.limits.each.growth_reserve_tokens = 0;
+  Node node(options);
+  const SequenceId older = node.add({.prompt_tokens = 400, .max_new_tokens = 2});
+  node.run(prefill_lane);
+  const SequenceId younger = node.add({.prompt_tokens = 10, .max_new_tokens = 200});
+  while (node.stream(younger).sampled == 0) node.run(prefill_lane);
+  knobs.max_num_seqs = 1;
+  node.set(chunked(knobs));
+  ASSERT_TRUE(node.plan(1)) << "lane 0 is full, so the older one goes on here";
+  for (int i = 0; i < 300 && node.run(0); ++i) {
+  }
+  EXPECT_EQ(node.stream(younger).preemptions, 1);
+  node.complete(1);
+  for (int i = 0; i < 1000 && node.run_all(); ++i) {
+  }
+  EXPECT_EQ(node.stream(older).preemptions, 0);
+  EXPECT_EQ(node.stream(younger).sampled, 200);
+  node.check_empty();
+}
+
 TEST(LaneGroupBlocks, one_cancelled_within_a_step_keeps_its_place_until_that_ends) {
   NodeOptions options = two_lanes(split(64, 1));
   options.limits.each.max_num_seqs = 1;
