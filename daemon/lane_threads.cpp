@@ -197,7 +197,7 @@ class LaneThreads final : public OwnedServing {
         std::unique_lock floor(floor_);
         const bool news = take_moves() | take_settings();
         lane.shapes->take();
-        if (!lanes_.begin_step(index, steady_now())) {
+        if (failed_ || !lanes_.begin_step(index, steady_now())) {
           publish();
           if (news) wake_others(index);  // what came may be for them; without news two idle lanes would wake each other for ever
           floor.unlock();
@@ -211,7 +211,7 @@ class LaneThreads final : public OwnedServing {
         lane.step_began.store(0, std::memory_order_relaxed);
         floor.lock();
         lanes_.end_step(index, steady_now());
-        book_step(index);
+        if (!failed_) book_step(index);
         publish();
         wake_others(index);
       }
@@ -317,7 +317,7 @@ class LaneThreads final : public OwnedServing {
     at(index).shapes->on_step(record);
     for (Observer* observer : options_.observers) observer->on_step(record, counts);
     for (const engine::TokenEvent& event : lanes_.events(index)) book(event);
-    if (lanes_.failure() && !door_.failure()) fail_here(*lanes_.failure());
+    if (lanes_.failure()) fail_here(*lanes_.failure());
   }
 
   void book(const engine::TokenEvent& event) {
@@ -379,6 +379,7 @@ class LaneThreads final : public OwnedServing {
   }
 
   void fail_here(const Error& error) {
+    if (std::exchange(failed_, true)) return;
     door_.fail(error);
     spdlog::error("engine failed: {}", error.message);
     end_all(error);
@@ -428,6 +429,7 @@ class LaneThreads final : public OwnedServing {
   std::unordered_map<SequenceId, Live> live_;
   std::vector<Move> moves_;  // being taken
   std::uint64_t current_settings_ = 0;
+  bool failed_ = false;  // everything has ended; no lane steps any more
 
   SnapshotCell<ServingStatus> status_;
   Bell copier_bell_;

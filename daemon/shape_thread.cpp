@@ -19,7 +19,8 @@ constexpr auto look_interval = 100ms;  // between looks while nobody nudges: the
 }  // namespace
 
 ShapeThread::ShapeThread(engine::Backend& backend, const SnapshotCell<Settings>& settings, const ShapeThreadOptions& options)
-    : settings_(settings),
+    : backend_(backend),
+      settings_(settings),
       observers_(options.observers),
       builder_(backend, options.builder),
       status_(engine::ShapeStatus{}),
@@ -68,7 +69,9 @@ void ShapeThread::run(const std::stop_token& stop) {
 
 void ShapeThread::look(const std::stop_token& stop) {
   const KnobValues knobs = settings_.load()->knobs;
-  const engine::ShapeTarget target{.budget = knobs.max_num_batched_tokens, .max_num_seqs = knobs.max_num_seqs};
+  const engine::ShapeTarget target{.budget = knobs.max_num_batched_tokens,
+                                   .max_num_seqs = knobs.max_num_seqs,
+                                   .given_percent = backend_.share().given_percent};
   const std::optional<engine::ShapeBuild> built = builder_.look(target, stop, [] { return steady_now(); });
   if (*status_.load() != builder_.status()) status_.store(builder_.status());
   if (!built) return;

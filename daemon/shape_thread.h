@@ -45,6 +45,7 @@ class ShapeThread {
   void run(const std::stop_token& stop);
   void look(const std::stop_token& stop);
 
+  const engine::Backend& backend_;
   const SnapshotCell<Settings>& settings_;
   const std::vector<Observer*> observers_;
   engine::ShapeBuilder builder_;

@@ -64,6 +64,7 @@ struct ShapeLimits {
   std::int32_t tokens_max = 0;    // largest bucket
   std::int32_t token_tile = 16;   // buckets above the decode range are multiples of it
   std::int32_t eager_tokens = 0;  // what a step loses by running eagerly, in tokens of padding that would cost as much
+  bool per_share = false;         // a set is made for the share of the device that the backend has while it is built
 };
 
 /// A set of prepared buckets of one backend (captured graphs, tile plans). Immutable and opaque: made by build_shapes, used by
@@ -143,7 +144,8 @@ class Backend {
   /// Tests and the exactness checker compare bits of logits; off by default.
   virtual void capture_logits(bool on) = 0;
 
-  /// Tells the backend that a block's contents are dead (only used for poisoning).
+  /// Tells the backend that blocks' contents are dead. Does something only with options.poison, which is for tests that run no
+  /// step of this backend meanwhile; returns when it is done.
   virtual void released(std::span<const BlockId> blocks) = 0;
 
   [[nodiscard]] virtual const ModelConfig& config() const = 0;

@@ -111,6 +111,7 @@ bool ShapeBuilder::load_has_moved(const policies::ShapeChoice& best, TimePoint n
 }
 
 bool ShapeBuilder::plan(ShapeTarget target, TimePoint now) {
+  if (!limits_.per_share) target.given_percent = 100;
   if (limits_.count_max == 0) return false;
   settle();
   take_steps();

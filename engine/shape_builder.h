@@ -23,7 +23,7 @@ namespace rubato::engine {
 struct ShapeTarget {
   std::int32_t budget = 0;           // max_num_batched_tokens
   std::int32_t max_num_seqs = 0;     // decode rows of a step
-  std::int32_t given_percent = 100;  // of the device, Backend::share(); constant where shapes fit any share
+  std::int32_t given_percent = 100;  // of the device, Backend::share(); heeded where shapes are made for a share
   friend bool operator==(const ShapeTarget&, const ShapeTarget&) = default;
 };
 

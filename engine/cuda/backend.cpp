@@ -145,7 +145,8 @@ ShapeLimits CudaBackend::shape_limits() const {
   return {.count_max = places_.sharing() == nullptr ? shapes_max : shapes_max_shared,
           .tokens_max = options_.max_tokens_per_step,
           .token_tile = bucket_tile,
-          .eager_tokens = eager_tokens_cost};
+          .eager_tokens = eager_tokens_cost,
+          .per_share = places_.sharing() != nullptr};
 }
 
 /// One graph per bucket, of the place whose stream it is.

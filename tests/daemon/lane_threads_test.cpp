@@ -14,6 +14,7 @@
 #include "engine/cpu/backend.h"
 #include "engine/model/config.h"
 #include "engine/model/weights.h"
+#include "tests/support/fake_backend.h"
 #include "tests/support/raw_client.h"
 
 namespace rubato {
@@ -239,6 +240,128 @@ TEST_F(LaneThreadsTest, stopping_gives_everybody_left_a_last_word) {
   // Also those that the lane had not taken yet are on the books: each arrived and each ended.
   EXPECT_EQ(recorder.arrivals, 6);
   EXPECT_EQ(recorder.records.size(), 6U);
+}
+
+// ---- several lanes
+
+enum class Fault { None, Error, Exception };
+
+/// A decode lane and a prefill lane, on one fake device or on two; the prefill lane breaks in its third step.
+std::unique_ptr<OwnedServing> start_two_lanes(std::int32_t devices, Fault fault, Observer& observer) {
+  test::FakeBackend::Options prefill{.block_count = 64};
+  if (fault == Fault::Error) prefill.fails_at_run = 3;
+  if (fault == Fault::Exception) prefill.throws_at_run = 3;
+  auto decode = std::make_unique<test::FakeBackend>(test::FakeBackend::Options{.block_count = 64});
+  std::vector<std::unique_ptr<engine::Backend>> backends;
+  if (devices == 1) {
+    auto sibling = std::make_unique<test::FakeBackend>(prefill, decode->cells());
+    backends.push_back(std::move(decode));
+    backends.push_back(std::move(sibling));
+  } else {
+    backends.push_back(std::make_unique<test::FakeBackend>(prefill));
+    backends.push_back(std::move(decode));
+  }
+  LaneThreadsOptions options;
+  options.limits = {.each = {.max_model_len = 512, .max_num_seqs = 8, .max_waiting = 32, .block_count = 64},
+                    .devices = devices,
+                    .lanes_per_device = devices == 1 ? 2 : 1};
+  options.initial = KnobValues{.max_num_batched_tokens = 32, .max_num_seqs = 8, .mode = Mode::Disaggregated};
+  options.observers = {&observer};
+  return start_lane_threads(std::move(backends), options);
+}
+
+Result<void> submit_to(Serving& serving, const std::shared_ptr<Collector>& sink, std::int32_t prompt_tokens,
+                       std::int32_t tokens) {
+  std::vector<Submission> choices(1);
+  engine::Request& request = choices[0].request;
+  request.id = serving.next_id();
+  for (std::int32_t i = 0; i < prompt_tokens; ++i) request.prompt.push_back((i * 7 + 5) % 90 + 3);
+  request.sampling.temperature = 0;
+  request.sampling.max_new_tokens = tokens;
+  request.sampling.ignore_eos = true;
+  request.arrival = serving.now();
+  request.ttft_target = request.itl_target = 10s;
+  choices[0].sink = sink;
+  return serving.submit(std::move(choices));
+}
+
+TEST(SeveralLanes, requests_go_through_prefill_and_decode_lane_and_their_time_to_first_token_is_recorded_once) {
+  for (const std::int32_t devices : {1, 2}) {
+    Recorder recorder;
+    const auto serving = start_two_lanes(devices, Fault::None, recorder);
+    std::vector<std::shared_ptr<Collector>> sinks;
+    for (int i = 0; i < 12; ++i) {
+      sinks.push_back(std::make_shared<Collector>());
+      ASSERT_TRUE(submit_to(*serving, sinks.back(), 20 + 9 * i, 40));
+    }
+    for (const auto& sink : sinks) {
+      ASSERT_TRUE(sink->wait_finish());
+      EXPECT_EQ(sink->tokens().size(), 40U);
+    }
+    EXPECT_TRUE(eventually([&] { return serving->idle() && serving->status()->counts.free_blocks == 64 * devices; }));
+    const std::lock_guard lock(recorder.mutex);
+    EXPECT_EQ(recorder.first_tokens, 12);
+    EXPECT_EQ(recorder.gaps, 12 * 39);
+    EXPECT_EQ(recorder.records.size(), 12U);
+    const policies::HandoffCounts handoffs = serving->status()->handoffs;
+    EXPECT_EQ(devices == 1 ? handoffs.moved : handoffs.copied, 12U);
+  }
+}
+
+TEST(SeveralLanes, a_prefill_lane_that_breaks_or_throws_ends_every_request_with_an_error_and_readiness_says_so) {
+  for (const Fault fault : {Fault::Error, Fault::Exception}) {
+    for (const std::int32_t devices : {1, 2}) {
+      Recorder recorder;
+      const auto serving = start_two_lanes(devices, fault, recorder);
+      const auto decoding = std::make_shared<Collector>();
+      ASSERT_TRUE(submit_to(*serving, decoding, 10, 400));  // one step of the prefill lane
+      ASSERT_TRUE(decoding->wait_tokens(2));
+      std::vector<std::shared_ptr<Collector>> sinks{decoding};
+      for (int i = 0; i < 4; ++i) {
+        sinks.push_back(std::make_shared<Collector>());
+        const Result<void> let_in = submit_to(*serving, sinks.back(), 100, 5);
+        if (!let_in) {
+          EXPECT_EQ(let_in.error().code, ErrorCode::DeviceLost);
+          sinks.pop_back();
+        }
+      }
+      for (const auto& sink : sinks) {
+        ASSERT_TRUE(sink->wait_finish());
+        if (sink == decoding && sink->finish() == engine::FinishReason::Length) continue;  // it was quicker
+        EXPECT_EQ(sink->finish(), engine::FinishReason::Failed);
+        EXPECT_THAT(sink->error().message, ::testing::HasSubstr("the fake device"));
+      }
+      ASSERT_TRUE(eventually([&] { return serving->status()->failure.has_value(); }));
+      EXPECT_TRUE(serving->status()->draining);
+      EXPECT_TRUE(eventually([&] { return serving->idle(); }));
+      const Result<void> refused = submit_to(*serving, std::make_shared<Collector>(), 5, 5);
+      ASSERT_FALSE(refused);
+      EXPECT_EQ(refused.error().code, ErrorCode::DeviceLost);
+      serving->stop();
+    }
+  }
+}
+
+TEST(SeveralLanes, modes_switch_back_and_forth_under_load_without_a_lost_token) {
+  Recorder recorder;
+  const auto serving = start_two_lanes(1, Fault::None, recorder);
+  std::vector<std::shared_ptr<Collector>> sinks;
+  for (int i = 0; i < 24; ++i) {
+    sinks.push_back(std::make_shared<Collector>());
+    ASSERT_TRUE(submit_to(*serving, sinks.back(), 20 + 5 * i, 200));
+  }
+  KnobValues knobs{.max_num_batched_tokens = 32, .max_num_seqs = 8};
+  for (int i = 0; i < 200; ++i) {
+    knobs.mode = i % 2 == 0 ? Mode::Chunked : Mode::Disaggregated;
+    const std::uint64_t number = serving->apply(knobs);
+    EXPECT_TRUE(eventually([&] { return serving->status()->settings.number >= number; }));
+  }
+  for (const auto& sink : sinks) {
+    ASSERT_TRUE(sink->wait_finish());
+    EXPECT_EQ(sink->tokens().size(), 200U);
+  }
+  EXPECT_TRUE(eventually([&] { return serving->idle() && serving->status()->counts.free_blocks == 64; }));
+  EXPECT_GE(serving->status()->handoffs.switches, 200U);
 }
 
 }  // namespace

@@ -59,7 +59,7 @@ class ShapedBackend final : public Backend {
   [[nodiscard]] const ModelConfig& config() const override { return config_; }
   [[nodiscard]] std::string description() const override { return "shaped"; }
 
-  ShapeLimits limits{.count_max = 16, .tokens_max = 2048, .token_tile = 16, .eager_tokens = 64};
+  ShapeLimits limits{.count_max = 16, .tokens_max = 2048, .token_tile = 16, .eager_tokens = 64, .per_share = true};
   int builds = 0;
   int living = 0;
   int living_max = 0;
@@ -178,6 +178,15 @@ TEST_F(ShapeBuilderTest, a_moved_share_gets_a_set_of_its_own_even_of_the_same_bu
   target.given_percent = 67;
   EXPECT_TRUE(look(1s));
   EXPECT_TRUE(take());
+  EXPECT_FALSE(look(1s));
+}
+
+TEST_F(ShapeBuilderTest, where_shapes_fit_any_share_a_moved_one_builds_nothing) {
+  backend.limits.per_share = false;
+  builder = std::make_unique<ShapeBuilder>(backend, options);
+  ASSERT_TRUE(look());
+  take();
+  target.given_percent = 67;
   EXPECT_FALSE(look(1s));
 }
 

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -43,7 +44,8 @@ class FakeBackend final : public engine::Backend {
  public:
   struct Options {
     std::int32_t block_count = 0;
-    std::optional<std::uint64_t> fails_at_run;  // 1-based
+    std::optional<std::uint64_t> fails_at_run{};   // 1-based
+    std::optional<std::uint64_t> throws_at_run{};  // what no backend may do
   };
 
   explicit FakeBackend(const Options& options)
@@ -58,6 +60,7 @@ class FakeBackend final : public engine::Backend {
 
   [[nodiscard]] Result<void> run(std::span<const engine::StepRow> rows, engine::StepResult& result) override {
     ++run_count;
+    if (options_.throws_at_run == run_count) throw std::runtime_error("the fake device threw");
     if (broken_ || options_.fails_at_run == run_count) {
       broken_ = true;
       return unexpected(ErrorCode::Internal, "the fake device broke");
