@@ -12,13 +12,12 @@
 #include <optional>
 #include <stop_token>
 #include <thread>
-#include <unordered_map>
 #include <utility>
 #include <variant>
 
 #include "daemon/bell.h"
 #include "daemon/door.h"
-#include "daemon/request_timing.h"
+#include "daemon/request_book.h"
 #include "daemon/shape_thread.h"
 #include "daemon/snapshot_cell.h"
 #include "engine/lanes.h"
@@ -30,11 +29,6 @@ using namespace std::chrono_literals;
 
 constexpr auto idle_wait = 100ms;  // how long an idle lane sleeps before it looks round by itself
 constexpr int expiries_per_lease = 10;
-
-struct Live {
-  RequestTiming timing;
-  std::shared_ptr<TokenSink> sink;
-};
 
 std::vector<engine::Backend*> pointers(const std::vector<std::unique_ptr<engine::Backend>>& backends) {
   std::vector<engine::Backend*> result;
@@ -55,6 +49,7 @@ class LaneThreads final : public OwnedServing {
         objectives_(options.objectives),
         lanes_(pointers(backends_), {.limits = group_limits(), .initial = *settings_.load()}),
         effective_max_len_(lanes_.group().effective_max_len()),
+        book_(door_, options.observers),
         status_(ServingStatus{}) {
     for (const auto& backend : backends_) {
       auto& lane = threads_.emplace_back(std::make_unique<LaneThread>());
@@ -195,16 +190,19 @@ class LaneThreads final : public OwnedServing {
       while (!stop.stop_requested()) {
         const std::uint64_t seen = lane.bell.count();
         std::unique_lock floor(floor_);
-        const bool news = take_moves() | take_settings();
+        const std::uint64_t changes = lanes_.group().changes();
+        take_moves();
+        take_settings();
         lane.shapes->take();
-        if (failed_ || !lanes_.begin_step(index, steady_now())) {
-          publish();
-          if (news) wake_others(index);  // what came may be for them; without news two idle lanes would wake each other for ever
-          floor.unlock();
-          lane.bell.wait(seen, stop, idle_wait);
-          continue;
-        }
+        const bool begun = !failed_ && lanes_.begin_step(index, steady_now());
+        // What came or moved may be for another lane, or for this one. Without a change idle lanes would wake each other for
+        // ever.
+        const bool changed = lanes_.group().changes() != changes;
+        if (changed) wake_others(index);
+        if (!begun) publish();
         floor.unlock();
+        if (!begun && !changed) lane.bell.wait(seen, stop, idle_wait);
+        if (!begun) continue;
         const TimePoint began = steady_now();
         lane.step_began.store(began.time_since_epoch().count(), std::memory_order_relaxed);
         lanes_.run_step(index, began);
@@ -266,48 +264,28 @@ class LaneThreads final : public OwnedServing {
 
   // ---- from here on under the floor
 
-  /// True when there were any.
-  bool take_moves() {
+  void take_moves() {
     door_.take_all(moves_);
-    const bool any = !moves_.empty();
     for (Move& move : moves_) std::visit([this](auto& item) { take(item); }, move);
     moves_.clear();
-    return any;
-  }
-
-  // From here on the request is counted, and ends with a record and an event whatever happens.
-  void enrol(Submission& submission) {
-    const engine::Request& request = submission.request;
-    const Arrival arrival{.id = request.id,
-                          .time = request.arrival,
-                          .prompt_tokens = static_cast<std::int32_t>(request.prompt.size()),
-                          .max_new_tokens = request.sampling.max_new_tokens,
-                          .ttft_target = request.ttft_target,
-                          .itl_target = request.itl_target};
-    for (Observer* observer : options_.observers) observer->on_arrival(arrival);
-    live_.emplace(arrival.id, Live{.timing = RequestTiming(arrival), .sink = std::move(submission.sink)});
   }
 
   void take(Submission& submission) {
-    enrol(submission);
+    book_.enter(submission);
     const SequenceId id = submission.request.id;
-    if (auto added = lanes_.add(std::move(submission.request)); !added) end_with(id, std::move(added).error(), steady_now());
+    if (auto added = lanes_.add(std::move(submission.request)); !added) book_.fail(id, std::move(added).error(), steady_now());
   }
 
   void take(const CancelMove& cancel) {
-    const auto live = live_.find(cancel.id);
-    if (live == live_.end()) return;  // ended on its own before the cancel came through
-    lanes_.cancel(cancel.id);
-    end(live, cancel.reason, steady_now());
+    if (book_.leave(cancel.id, cancel.reason, steady_now())) lanes_.cancel(cancel.id);
   }
 
-  bool take_settings() {
+  void take_settings() {
     const std::shared_ptr<const Settings> wanted = settings_.load();
-    if (wanted->number == current_settings_) return false;
+    if (wanted->number == current_settings_) return;
     lanes_.apply(*wanted, steady_now());
     current_settings_ = wanted->number;
     for (Observer* observer : options_.observers) observer->on_settings(*wanted, steady_now());
-    return true;
   }
 
   void book_step(LaneIndex index) {
@@ -316,56 +294,8 @@ class LaneThreads final : public OwnedServing {
     ++at(index).steps;
     at(index).shapes->on_step(record);
     for (Observer* observer : options_.observers) observer->on_step(record, counts);
-    for (const engine::TokenEvent& event : lanes_.events(index)) book(event);
+    for (const engine::TokenEvent& event : lanes_.events(index)) book_.book(event);
     if (lanes_.failure()) fail_here(*lanes_.failure());
-  }
-
-  void book(const engine::TokenEvent& event) {
-    const auto live = live_.find(event.id);
-    CHECK(live != live_.end(), "token for unknown sequence ", event.id.value);
-    RequestTiming& timing = live->second.timing;
-    if (event.sample) {
-      timing.on_scheduled(event.scheduled);
-      if (const std::optional<Duration> gap = timing.on_token(event.time)) {
-        for (Observer* observer : options_.observers) observer->on_token_gap(event.id, *gap);
-      } else {
-        for (Observer* observer : options_.observers)
-          observer->on_first_token(timing.arrival(), event.time - timing.arrival().time);
-      }
-    }
-    live->second.sink->on_token(event);
-    if (event.finish) end(live, outcome_of(*event.finish), event.time);
-  }
-
-  static Outcome outcome_of(engine::FinishReason reason) {
-    switch (reason) {
-      case engine::FinishReason::Stop:
-        return Outcome::Stop;
-      case engine::FinishReason::Length:
-        return Outcome::Length;
-      case engine::FinishReason::Failed:
-        return Outcome::Failed;
-    }
-    return Outcome::Failed;
-  }
-
-  void end(std::unordered_map<SequenceId, Live>::iterator live, Outcome outcome, TimePoint time) {
-    const RequestRecord record = live->second.timing.finish(outcome, time);
-    live_.erase(live);
-    for (Observer* observer : options_.observers) observer->on_request_end(record);
-    door_.ended(record.id);
-  }
-
-  void end_with(SequenceId id, Error error, TimePoint time) {
-    const auto live = live_.find(id);
-    if (live == live_.end()) return;
-    engine::TokenEvent event;
-    event.id = id;
-    event.finish = engine::FinishReason::Failed;
-    event.error = std::move(error);
-    event.time = time;
-    live->second.sink->on_token(event);
-    end(live, Outcome::Failed, time);
   }
 
   // Ends everything that is outstanding, also what still sits in the move queue.
@@ -373,9 +303,9 @@ class LaneThreads final : public OwnedServing {
     std::vector<Move> moves;
     door_.take_all(moves);
     for (Move& move : moves) {
-      if (auto* submission = std::get_if<Submission>(&move)) enrol(*submission);
+      if (auto* submission = std::get_if<Submission>(&move)) book_.enter(*submission);
     }
-    while (!live_.empty()) end_with(live_.begin()->first, error, steady_now());
+    book_.fail_all(error, steady_now());
   }
 
   void fail_here(const Error& error) {
@@ -426,7 +356,7 @@ class LaneThreads final : public OwnedServing {
   std::mutex floor_;  // guards what follows, but for what runs on a device
   engine::Lanes lanes_;
   const std::int32_t effective_max_len_;
-  std::unordered_map<SequenceId, Live> live_;
+  RequestBook book_;
   std::vector<Move> moves_;  // being taken
   std::uint64_t current_settings_ = 0;
   bool failed_ = false;  // everything has ended; no lane steps any more

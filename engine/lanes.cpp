@@ -83,6 +83,7 @@ struct Lanes::State {
     std::vector<policies::RowOutcome> outcomes;
     std::vector<TokenEvent> events;  // the first event_count are the last step's
     std::size_t event_count = 0;
+    std::int32_t preempted = 0;  // since its last step
     StepRecord record;
   };
   struct OpenCopy {
@@ -216,6 +217,7 @@ bool Lanes::begin_step(LaneIndex index, TimePoint now) {
   const policies::StepPlan& plan = state.group.plan(index, now);
   state.stop_unwanted_copies();
   state.tell_freed();
+  lane.preempted += static_cast<std::int32_t>(plan.preempted.size());  // an empty plan may name some, too
   if (plan.empty()) return false;
   lane.plan = &plan;
   lane.rows.clear();
@@ -226,7 +228,7 @@ bool Lanes::begin_step(LaneIndex index, TimePoint now) {
                            .settings_number = plan.settings_number,
                            .features = plan.features,
                            .sampled = 0,
-                           .preempted = static_cast<std::int32_t>(plan.preempted.size()),
+                           .preempted = std::exchange(lane.preempted, 0),
                            .bucket = {},
                            .padding_tokens = 0,
                            .begin = now,

@@ -72,6 +72,7 @@ Result<void> LaneGroup::State::add(const SequenceRequest& request) {
   CHECK(!lane_of.contains(request.id), "sequence ", request.id.value, " is already here");
   lane_of.emplace(request.id, lane);
   at(lane).enter(request, next_ticket++);
+  ++changes;
   return {};
 }
 
@@ -83,12 +84,14 @@ bool LaneGroup::State::cancel(SequenceId id) {
   if (!lane.at(slot).in_step) bury(found->second, slot);
   CHECK(lane.cancel(id), "id=", id.value);
   lane_of.erase(found);
+  ++changes;
   return true;
 }
 
 void LaneGroup::State::apply(const Settings& settings_in, TimePoint now) {
   bool switched = settings.knobs.reservation != settings_in.knobs.reservation;
   settings = settings_in;
+  ++changes;
   for (std::int32_t i = 0; i < lane_count(); ++i) {
     const LaneIndex lane{i};
     at(lane).apply(settings);
@@ -119,6 +122,7 @@ const StepPlan& LaneGroup::State::plan(LaneIndex lane, TimePoint now) {
   for (const PlannedRow& row : plan.rows) {
     if (at(lane).at(row.index.value).reserved) count_wait(at(lane).at(row.index.value), now);
   }
+  if (!plan.preempted.empty()) ++changes;
   if (plan.empty()) leave_round(lane, Duration::zero());
   return plan;
 }
@@ -130,6 +134,7 @@ void LaneGroup::State::complete(LaneIndex lane, std::span<const RowOutcome> outc
   }
   bury_cancelled(lane);
   at(lane).complete(outcomes, now, duration);
+  ++changes;
   for (const RowOutcome& outcome : outcomes) {
     if (outcome.finished) lane_of.erase(outcome.id);
   }
@@ -147,6 +152,7 @@ std::int32_t LaneGroup::State::waiting() const {
 void LaneGroup::State::abandon(LaneIndex lane) {
   bury_cancelled(lane);
   at(lane).close_plan();
+  ++changes;
   leave_round(lane, Duration::zero());
 }
 
@@ -256,6 +262,10 @@ SchedulerCounts LaneGroup::totals() const {
     totals.block_count += pool->blocks.block_count();
   }
   return totals;
+}
+
+std::uint64_t LaneGroup::changes() const {
+  return state_->changes;
 }
 
 bool LaneGroup::may_have_work(LaneIndex lane) const {

@@ -109,8 +109,7 @@ class LaneGroup {
   [[nodiscard]] const Settings& settings() const;
 
   /// As Scheduler's. Also empty while everything of the lane waits for another lane: for a decode slot, blocks, or the others of
-  /// a lockstep round; such a plan may still name preempted ones. Ask again when another lane has booked a step or asked in
-  /// vain, a copy was answered or given up, or a sequence was added or cancelled.
+  /// a lockstep round; such a plan may still name preempted ones. Ask again when changes() has grown.
   const StepPlan& plan(LaneIndex lane, TimePoint now);
   void complete(LaneIndex lane, std::span<const RowOutcome> outcomes, TimePoint now, Duration duration);
   void abandon(LaneIndex lane);
@@ -138,6 +137,9 @@ class LaneGroup {
   [[nodiscard]] LaneCounts counts(LaneIndex lane) const;
   /// Of all lanes and pools together; gaps are the largest.
   [[nodiscard]] SchedulerCounts totals() const;
+  /// Grows whenever something has changed that another lane's plan may depend on. A plan that came out empty and changed nothing
+  /// is no reason to ask the others again.
+  [[nodiscard]] std::uint64_t changes() const;
   /// Whether plan(lane) could come out with a step now. False is certain, true is not.
   [[nodiscard]] bool may_have_work(LaneIndex lane) const;
   [[nodiscard]] const HandoffCounts& handoffs() const;

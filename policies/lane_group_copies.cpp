@@ -55,6 +55,7 @@ bool LaneGroup::State::begin_copy(LaneIndex from, Slot slot, LaneIndex to, TimeP
   for (std::int32_t i = 0; i < needed; ++i) handoff.target_blocks.push_back(target.blocks.take());
   ++target.arriving;
   target.arriving_blocks += handoff.promised;
+  ++changes;
   sequence.copying = true;
   sequence.reserved = false;  // counted as arriving from here on
   return true;
@@ -100,6 +101,7 @@ bool LaneGroup::State::freeze(Handoff& handoff) {
   target.arriving_blocks += std::max(held - handoff.promised, 0);
   handoff.promised = std::max(held, handoff.promised);
   sequence.frozen = sequence.held = true;
+  ++changes;
   return true;
 }
 
@@ -208,6 +210,7 @@ void LaneGroup::State::let_go(Handoff& handoff, TimePoint retry) {
 }
 
 void LaneGroup::State::free_handoff(Handoff& handoff) {
+  ++changes;
   KvPool& target = pool_of(handoff.to);
   for (const BlockId block : handoff.target_blocks) target.give(block);
   for (const BlockId block : handoff.source_blocks) pool_of(handoff.from).give(block);

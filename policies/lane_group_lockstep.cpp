@@ -2,6 +2,7 @@
 // Rounds: lanes of one role whose model synchronises all ranks take their steps together. A lane without sequences does not hold
 // the others up.
 #include <algorithm>
+#include <utility>
 
 #include "policies/lane_group_state.h"
 
@@ -64,7 +65,8 @@ void LaneGroup::State::begin_round(LaneRole of) {
 void LaneGroup::State::leave_round(LaneIndex lane, Duration duration) {
   if (!in_lockstep(lane)) return;
   Round& round = rounds[static_cast<std::size_t>(role(lane))];
-  round.stepped[static_cast<std::size_t>(lane.value)] = 1;
+  std::uint8_t& stepped = round.stepped[static_cast<std::size_t>(lane.value)];
+  if (std::exchange(stepped, std::uint8_t{1}) == 0) ++changes;
   if (duration <= Duration::zero()) return;
   round.longest = std::max(round.longest, duration);
   round.sum += duration;

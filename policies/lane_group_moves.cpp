@@ -180,6 +180,7 @@ void LaneGroup::State::move_sequence(LaneIndex from, Slot slot, LaneIndex to) {
   CarriedSequence carrier;
   Sequence& carried = carrier.sequence;
   at(from).release(slot, carrier, moving_blocks);
+  ++changes;
   if (carried.place == Sequence::Place::Running && !carried.pending) ++counts.moved;
   carried.held = carried.reserved = false;
   carried.ready = 0;

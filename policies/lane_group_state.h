@@ -116,6 +116,7 @@ struct LaneGroup::State {
   std::vector<std::unique_ptr<Lane>> lanes;
   std::vector<LaneRole> roles;
   std::unordered_map<SequenceId, LaneIndex> lane_of;  // of every sequence that has not ended
+  std::uint64_t changes = 0;
   std::uint64_t next_ticket = 1;
   std::uint64_t next_ready = 1;
 

@@ -70,6 +70,7 @@ class LanesProperty {
   struct OpenStep {
     bool open = false;
     bool ran = false;
+    std::optional<std::uint64_t> asked_at{};  // changes() when it last asked for a step in vain
   };
 
   bool chance(int percent) { return static_cast<int>(random_() % 100) < percent; }
@@ -87,7 +88,19 @@ class LanesProperty {
     const LaneIndex lane{who};
     OpenStep& step = open_[static_cast<std::size_t>(who)];
     if (!step.open) {
-      step = {.open = client_->begin(lane), .ran = false};
+      const std::uint64_t changes = lanes_->group().changes();
+      const bool asked_in_vain = step.asked_at == changes;
+      step.open = client_->begin(lane);
+      step.ran = false;
+      // Copies are tried again after a time, whatever else happens; nothing else comes of itself.
+      if (limits_.devices == 1) {
+        EXPECT_FALSE(asked_in_vain && step.open) << "nothing had changed";
+      }
+      if (step.open) {
+        step.asked_at.reset();
+      } else {
+        step.asked_at = lanes_->group().changes() == changes ? std::optional(changes) : std::nullopt;
+      }
     } else if (!step.ran) {
       client_->advance();
       lanes_->run_step(lane, client_->now());
