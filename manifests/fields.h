@@ -198,7 +198,7 @@ struct Fields<LanesSpec> {
                       field("maxHandoffs", &LanesSpec::max_handoffs, Whole{1, 4096},
                             "Sequences that may be between prefill and decode; beyond that prefills wait."),
                       field("handoffLease", &LanesSpec::handoff_lease, Time{100ms, 10min},
-                            "How long a copy of blocks between devices may take before its sequence is computed again."));
+                            "How long a copy of blocks between devices may take; after that the sequence goes on where it is."));
   }
 };
 

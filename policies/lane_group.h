@@ -65,7 +65,8 @@ struct HandoffCounts {
   std::uint64_t reservation_waits = 0;  // prefills that waited for a decode slot before their last chunk
   Duration reservation_waiting{};       // summed
   std::uint64_t switches = 0;           // changes of mode, roles or reservation
-  Duration last_switch{};               // from the change until every sequence was where it belongs
+  std::uint64_t switches_done = 0;      // of those: every sequence is where it belongs. One overtaken by the next ends with it
+  Duration last_switch{};               // from the last change that is done until then
 };
 
 /// Rounds of lanes that step together, over all roles.

@@ -26,11 +26,11 @@ Handoff* LaneGroup::State::handoff_of(LaneIndex lane, Slot slot) {
   return &*found;
 }
 
-const Handoff* LaneGroup::State::handoff_of(std::uint64_t epoch) const {
-  const auto found = std::find_if(handoffs.begin(), handoffs.end(), [&](const Handoff& handoff) {
-    return handoff.stage != Handoff::Stage::Free && handoff.order_open && handoff.epoch == epoch;
-  });
-  return found == handoffs.end() ? nullptr : &*found;
+std::optional<std::size_t> LaneGroup::State::find_order(std::uint64_t epoch) const {
+  for (std::size_t i = 0; i < handoffs.size(); ++i) {
+    if (handoffs[i].stage != Handoff::Stage::Free && handoffs[i].order_open && handoffs[i].epoch == epoch) return i;
+  }
+  return std::nullopt;
 }
 
 // False: not now; there is no room on the way or where it leads.
@@ -140,23 +140,24 @@ std::optional<CopyOrder> LaneGroup::State::next_copy(TimePoint now) {
 }
 
 void LaneGroup::State::copied(std::uint64_t epoch, const Result<void>& outcome, TimePoint now) {
-  auto* handoff = const_cast<Handoff*>(handoff_of(epoch));
-  if (handoff == nullptr) {
+  const std::optional<std::size_t> found = find_order(epoch);
+  if (!found) {
     ++counts.late_answers;
     return;
   }
-  handoff->order_open = false;
-  if (handoff->stage == Handoff::Stage::Dead) {
-    counts.late_answers += handoff->given_up ? 1 : 0;
-    free_handoff(*handoff);
+  Handoff& handoff = handoffs[*found];
+  handoff.order_open = false;
+  if (handoff.stage == Handoff::Stage::Dead) {
+    counts.late_answers += handoff.given_up ? 1 : 0;
+    free_handoff(handoff);
     return;
   }
   if (!outcome) {
-    if (!at(handoff->from).at(handoff->slot).cancelled) ++counts.failed;
-    let_go(*handoff, now + retry_pause);
+    if (!at(handoff.from).at(handoff.slot).cancelled) ++counts.failed;
+    let_go(handoff, now + retry_pause);
   } else {
-    handoff->copied += static_cast<std::int32_t>(handoff->order.size());
-    counts.blocks += handoff->order.size();
+    handoff.copied += static_cast<std::int32_t>(handoff.order.size());
+    counts.blocks += handoff.order.size();
   }
   settle(now);
 }
@@ -245,8 +246,10 @@ void LaneGroup::copied(std::uint64_t epoch, const Result<void>& outcome, TimePoi
   state_->copied(epoch, outcome, now);
 }
 bool LaneGroup::wants(std::uint64_t epoch) const {
-  const Handoff* handoff = state_->handoff_of(epoch);
-  return handoff != nullptr && handoff->stage == Handoff::Stage::Open && !state_->at(handoff->from).at(handoff->slot).cancelled;
+  const std::optional<std::size_t> found = state_->find_order(epoch);
+  if (!found) return false;
+  const Handoff& handoff = state_->handoffs[*found];
+  return handoff.stage == Handoff::Stage::Open && !state_->at(handoff.from).at(handoff.slot).cancelled;
 }
 void LaneGroup::expire(TimePoint now) {
   state_->expire(now);

@@ -134,6 +134,7 @@ void LaneGroup::State::settle(TimePoint now) {
   for (std::int32_t i = 0; i < lane_count(); ++i) {
     if (to_move(LaneIndex{i}) > 0) return;
   }
+  counts.switches_done = counts.switches;
   counts.last_switch = now - *switching_since;
   switching_since.reset();
 }

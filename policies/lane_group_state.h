@@ -100,7 +100,8 @@ struct LaneGroup::State {
   void let_go(Handoff& handoff, TimePoint retry);
   void free_handoff(Handoff& handoff);
   [[nodiscard]] Handoff* handoff_of(LaneIndex lane, Slot slot);
-  [[nodiscard]] const Handoff* handoff_of(std::uint64_t epoch) const;
+  /// That with this order open.
+  [[nodiscard]] std::optional<std::size_t> find_order(std::uint64_t epoch) const;
 
   // Rounds of data-parallel lanes that step together (lane_group_lockstep.cpp).
   [[nodiscard]] bool in_lockstep(LaneIndex lane) const;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "daemon/control/lane_watch.h"
 
-#include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,7 +15,7 @@ using Numbers = std::vector<std::int64_t>;
 
 /// What changes seldom and means something for long: a new value is shown at once.
 Numbers lasting(const ServingStatus& status) {
-  Numbers numbers{static_cast<std::int64_t>(status.handoffs.switches), status.handoffs.last_switch.count(),
+  Numbers numbers{static_cast<std::int64_t>(status.handoffs.switches_done), status.handoffs.last_switch.count(),
                   status.effective_max_len, status.counts.block_count, static_cast<std::int64_t>(status.lanes.size())};
   for (const LaneStatus& lane : status.lanes) {
     numbers.insert(numbers.end(),
@@ -44,10 +43,6 @@ Numbers passing(const ServingStatus& status) {
                                    counts.free_blocks, lane.counts.reserved, lane.counts.to_move});
   }
   return numbers;
-}
-
-bool everything_in_place(const ServingStatus& status) {
-  return std::all_of(status.lanes.begin(), status.lanes.end(), [](const LaneStatus& lane) { return lane.counts.to_move == 0; });
 }
 
 std::uint64_t handed_over(const policies::HandoffCounts& counts) {
@@ -83,12 +78,10 @@ void LaneWatch::look(std::shared_ptr<const ServingStatus> status, TimePoint now,
   window_closed_ = false;
 }
 
-// Where decodes are handed over all the time there may be some to move at every look; that the last switch's duration is another
-// says then that there was a moment without any.
 void LaneWatch::watch_switches(const ServingStatus& status, WallTime wall_now, EventLog& events) {
   const policies::HandoffCounts& counts = status.handoffs;
   const std::uint64_t changes = counts.switches - settled_.switches;
-  switching_ = changes > 0 && !everything_in_place(status) && counts.last_switch == settled_.last_switch;
+  switching_ = counts.switches_done < counts.switches;
   if (switching_) return;
   if (changes > 0) {
     std::string message = switched_knobs(settled_knobs_, status.settings.knobs);

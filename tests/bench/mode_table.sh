@@ -130,8 +130,9 @@ def row(name, fields, decoders=16, prompt=3000, interval=4.0, answer=16):
     patch(fields)
     time.sleep(1)
     gaps, first, second, waiting, errors = measure(decoders, prompt, interval, answer)
-    print("| %s | %s | %s | %s | %d | %.0f |%s" % (name, quantiles(gaps), quantiles(first), quantiles(second), waiting, len(gaps) / seconds,
-                                             " %d errors: %s" % (len(errors), errors[0][:100]) if errors else ""), flush=True)
+    print("| %s | %s / %.0f | %s | %s | %d | %.0f |%s" % (name, quantiles(gaps), 1000 * max(gaps), quantiles(first), quantiles(second), waiting,
+                                                    len(gaps) / seconds, " %d errors: %s" % (len(errors), errors[0][:100]) if errors else ""),
+          flush=True)
 
 
 if part == "modes":
@@ -147,7 +148,7 @@ elif part == "reservations":
     # More prompts than decode slots, each with an answer: whoever holds a slot early keeps others out.
     for policy in ("LastChunk", "PrefillComplete", "Early"):
         row("%s" % policy, {"mode": "Disaggregated", "prefillShare": 50, "reservation": policy, "maxNumBatchedTokens": 256, "maxNumSeqs": 8},
-            decoders=4, prompt=1000, interval=1.0, answer=64)
+            decoders=4, prompt=1000, interval=1.5, answer=400)
 elif part == "switches":
     streams = [Request(next(serial), 32 + 40 * i, 3000 - 40 * i) for i in range(32)]
     while not all(len(stream.times) > 5 for stream in streams):
@@ -169,7 +170,7 @@ elif part == "switches":
     over.set()
 PY
 
-head='| setting | decoders: ITL p50 / p99 ms | prompts: TTFT p50 / p99 ms | first to second token p50 / p99 ms | prompts without a token at the end | decoder tokens/s |
+head='| setting | decoders: ITL p50 / p99 / worst ms | prompts: TTFT p50 / p99 ms | first to second token p50 / p99 ms | prompts without a token at the end | decoder tokens/s |
 |---|---|---|---|---|---|'
 echo "One CPU device, 16 decoders, a prompt of 3000 tokens each 4 s:"
 echo "$head"
@@ -181,7 +182,7 @@ echo "$head"
 start_daemon "cpu:0, cpu:1" 32
 python3 "$work/load.py" devices "$seconds"
 echo
-echo "One CPU device, 8 decode slots of which 4 are taken, a prompt of 1000 tokens with an answer of 64 each second:"
+echo "One CPU device, 8 decode slots of which 4 are taken, a prompt of 1000 tokens with an answer of 400 each 1.5 s:"
 echo "$head"
 start_daemon "cpu" 32
 python3 "$work/load.py" reservations "$seconds"

@@ -83,6 +83,11 @@ class ControlLanesTest : public ::testing::Test {
     for (std::size_t i = 0; i < roles.size(); ++i) status().lanes[i].counts.role = roles[i];
   }
 
+  void everything_is_in_place_after(Duration duration) {
+    status().handoffs.switches_done = status().handoffs.switches;
+    status().handoffs.last_switch = duration;
+  }
+
   std::unique_ptr<ControlSide> side_;
 };
 
@@ -108,6 +113,7 @@ TEST_F(ControlLanesTest, lanes_handoffs_switches_and_lockstep_match_the_snapshot
                        .reservation_waits = 11,
                        .reservation_waiting = 12345us,
                        .switches = 2,
+                       .switches_done = 2,
                        .last_switch = 35123us};
   pass(20s);
   const auto part = [this] {
@@ -216,7 +222,7 @@ TEST_F(ControlLanesTest, a_switch_is_told_of_once_when_everything_is_in_place) {
   EXPECT_THAT(events("ModeSwitched"), ElementsAre()) << "12 are still to move";
   status().lanes[1].counts.to_move = 0;
   status().handoffs.moved += 12;
-  status().handoffs.last_switch = 35123us;
+  everything_is_in_place_after(35123us);
   pass(250ms);
   pass(250ms);
   EXPECT_THAT(events("ModeSwitched"),
@@ -227,10 +233,11 @@ TEST_F(ControlLanesTest, a_switch_is_told_of_once_when_everything_is_in_place) {
 TEST_F(ControlLanesTest, a_switch_ends_although_handoffs_go_on_at_every_look) {
   start_two_lanes();
   switch_to(Mode::Chunked, {LaneRole::Mixed, LaneRole::Spare});
+  everything_is_in_place_after(Duration::zero());
   pass(250ms);
   switch_to(Mode::Disaggregated, {LaneRole::Decode, LaneRole::Prefill});
   status().lanes[1].counts.to_move = 2;
-  status().handoffs.last_switch = 20ms;
+  everything_is_in_place_after(20ms);
   pass(250ms);
   EXPECT_THAT(events("ModeSwitched"), ElementsAre("mode Disaggregated -> Chunked: all in place at once",
                                                   "mode Chunked -> Disaggregated: all in place after 20ms"));
@@ -240,9 +247,10 @@ TEST_F(ControlLanesTest, switches_between_two_looks_are_one_event_that_says_how_
   start_two_lanes();
   switch_to(Mode::Chunked, {LaneRole::Mixed, LaneRole::Spare});
   switch_to(Mode::Disaggregated, {LaneRole::Decode, LaneRole::Prefill});
-  status().handoffs.last_switch = 5ms;
+  everything_is_in_place_after(5ms);
   pass(250ms);
   ++status().handoffs.switches;
+  everything_is_in_place_after(5ms);
   status().settings.knobs.reservation = Reservation::Early;
   pass(250ms);
   EXPECT_THAT(events("ModeSwitched"), ElementsAre("there and back again in 2 changes: all in place after 5ms",
@@ -251,7 +259,7 @@ TEST_F(ControlLanesTest, switches_between_two_looks_are_one_event_that_says_how_
 
 TEST_F(ControlLanesTest, switches_from_before_the_first_look_are_not_told_of) {
   side_ = std::make_unique<ControlSide>("", control_manifest(two_lanes));
-  status().handoffs.switches = 4;
+  status().handoffs.switches = status().handoffs.switches_done = 4;
   status().handoffs.failed = 4;
   side_->start_serving();
   pass(250ms);

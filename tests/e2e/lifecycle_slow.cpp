@@ -96,14 +96,16 @@ TEST(Lifecycle, a_full_queue_answers_429_with_retry_after) {
   const RawReply refused = daemon.data("POST", "/v1/completions", request(4).dump());
   EXPECT_EQ(refused.status, 429) << refused.body;
   EXPECT_TRUE(refused.headers.contains("retry-after"));
-  clients.clear();  // everybody leaves: all blocks come back
+  clients.clear();  // everybody leaves: there is room again, and all blocks come back
+  EXPECT_TRUE(eventually([&] {
+    const json body{{"model", "life"}, {"prompt", "hi"}, {"max_tokens", 2}};
+    return daemon.data("POST", "/v1/completions", body.dump()).status == 200;
+  }));
   EXPECT_TRUE(eventually([&] {
     return daemon.metric("vllm:num_requests_running{engine=\"0\",model_name=\"life\"}") == 0.0 &&
            daemon.metric("vllm:num_requests_waiting{engine=\"0\",model_name=\"life\"}") == 0.0 &&
            daemon.metric("vllm:kv_cache_usage_perc{engine=\"0\",model_name=\"life\"}") == 0.0;
   }));
-  EXPECT_EQ(daemon.data("POST", "/v1/completions", json{{"model", "life"}, {"prompt", "hi"}, {"max_tokens", 2}}.dump()).status,
-            200);
 }
 
 TEST(Lifecycle, api_changes_survive_kill_9) {

@@ -45,7 +45,7 @@ struct World {
         sibling(FakeBackend::Options{.block_count = 32, .fails_at_run = prefill_fails_at_run}, backend.cells()),
         lanes({&backend, devices == 2 ? &other : &sibling}, {.limits = {.each = {.max_model_len = 256,
                                                                                  .max_num_seqs = 4,
-                                                                                 .max_waiting = 16,
+                                                                                 .max_waiting = 32,
                                                                                  .block_count = 32,
                                                                                  .token_tile = 1,
                                                                                  .growth_reserve_tokens = 0},
@@ -255,8 +255,8 @@ TEST(Lanes, a_client_that_leaves_during_a_transfer_frees_both_sides_however_the_
 TEST(Lanes, nobody_is_failed_for_being_queued) {
   World world(2, {.max_num_batched_tokens = 64, .max_num_seqs = 4, .mode = Mode::Disaggregated});
   std::vector<SequenceId> ids;
-  for (TokenId salt = 0; salt < 16; ++salt) ids.push_back(world.client.must_add(prompt_of(30, salt), greedy(40)));
-  for (int i = 0; i < 3000 && !world.lanes.group().idle(); ++i) {
+  for (TokenId salt = 0; salt < 32; ++salt) ids.push_back(world.client.must_add(prompt_of(30, salt), greedy(40)));
+  for (int i = 0; i < 6000 && !world.lanes.group().idle(); ++i) {
     world.step(world.prefill);
     world.copy();
     world.step(world.decode);

@@ -278,6 +278,7 @@ TEST(LaneGroupSwitch, both_ways_nothing_is_dropped_or_computed_again) {
   EXPECT_EQ(counts(node, decode_lane).to_move, 0);
   EXPECT_EQ(node.group().handoffs().switches, 1u);
   EXPECT_EQ(node.group().handoffs().last_switch, milliseconds(3)) << "within the step that was open";
+  EXPECT_EQ(node.group().handoffs().switches_done, 1u);
   node.complete(prefill_lane);
   for (int i = 0; i < 4; ++i) node.run_all();
   EXPECT_GT(node.stream(half).computed, computed);
@@ -317,6 +318,7 @@ TEST(LaneGroupSwitch, sequences_without_room_in_their_lane_go_on_and_move_as_oth
   EXPECT_GT(computed(), before + 128);
   EXPECT_EQ(node.group().handoffs().switches, 1u);
   EXPECT_EQ(node.group().handoffs().last_switch, Duration::zero()) << "not settled yet";
+  EXPECT_EQ(node.group().handoffs().switches_done, 0u);
   while (node.run_all()) {
   }
   EXPECT_GT(node.group().handoffs().last_switch, Duration::zero());
