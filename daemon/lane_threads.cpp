@@ -237,7 +237,9 @@ class LaneThreads final : public OwnedServing {
       while (!stop.stop_requested()) {
         const std::uint64_t seen = copier_bell_.count();
         std::unique_lock floor(floor_);
+        const std::uint64_t changes = lanes_.group().changes();
         lanes_.expire(steady_now());
+        if (lanes_.group().changes() != changes) wake_all();
         const std::optional<engine::CopyJob> job = lanes_.next_copy(steady_now());
         floor.unlock();
         if (!job) {

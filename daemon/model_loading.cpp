@@ -113,6 +113,8 @@ Result<ModelPlan> plan_model(const EngineSpec& spec) {
                                   format_quantity(spec.capacity.kv_cache_memory), std::int64_t{blocks} * kv_block_tokens,
                                   max_model_len, format_quantity(((bytes >> 20) + 1) << 20)));
   }
+  if (spec.lanes.lockstep != Lockstep::Off && devices == 1)
+    plan.notes.emplace_back("lanes.lockstep has no effect with one device: there is no other lane to wait for");
   plan.limits = policies::LaneGroupLimits{.each = {.max_model_len = max_model_len,
                                                    .max_num_seqs = spec.capacity.max_num_seqs,
                                                    .max_waiting = spec.capacity.max_waiting,

@@ -59,7 +59,7 @@ LaneGroup::State::State(const LaneGroupLimits& limits_in, const Settings& initia
     handoff.source_blocks.reserve(blocks);
     handoff.order.reserve(blocks);
   }
-  for (Round& round : rounds) round.stepped.resize(static_cast<std::size_t>(count));
+  for (Round& round : rounds) round.turns.resize(static_cast<std::size_t>(count));
 }
 
 Result<void> LaneGroup::State::add(const SequenceRequest& request) {
@@ -115,15 +115,15 @@ const StepPlan& LaneGroup::State::plan(LaneIndex lane, TimePoint now) {
     nothing.step_number = at(lane).plan.step_number;
     return nothing;
   }
-  take_waiting(lane);
   open_gates(lane, now);
+  take_waiting(lane);
   StepPlanner(at(lane), now).plan();
   const StepPlan& plan = at(lane).plan;
   for (const PlannedRow& row : plan.rows) {
     if (at(lane).at(row.index.value).reserved) count_wait(at(lane).at(row.index.value), now);
   }
   if (!plan.preempted.empty()) ++changes;
-  if (plan.empty()) leave_round(lane, Duration::zero());
+  if (plan.empty()) leave_round(lane, Round::Turn::InVain, Duration::zero());
   return plan;
 }
 
@@ -138,7 +138,7 @@ void LaneGroup::State::complete(LaneIndex lane, std::span<const RowOutcome> outc
   for (const RowOutcome& outcome : outcomes) {
     if (outcome.finished) lane_of.erase(outcome.id);
   }
-  leave_round(lane, duration);
+  leave_round(lane, Round::Turn::Taken, duration);
   settle(now);
 }
 
@@ -153,7 +153,7 @@ void LaneGroup::State::abandon(LaneIndex lane) {
   bury_cancelled(lane);
   at(lane).close_plan();
   ++changes;
-  leave_round(lane, Duration::zero());
+  leave_round(lane, Round::Turn::Taken, Duration::zero());
 }
 
 void LaneGroup::State::bury_cancelled(LaneIndex lane) {

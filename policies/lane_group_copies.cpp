@@ -170,6 +170,7 @@ void LaneGroup::State::expire(TimePoint now) {
       continue;
     }
     if (now - handoff.ordered <= limits.handoff_lease) continue;
+    ++changes;
     ++counts.expired;
     ++counts.failed;
     if (handoff.stage == Handoff::Stage::Open) {

@@ -19,7 +19,8 @@ bool LaneGroup::State::in_lockstep(LaneIndex lane) const {
   return std::count(roles.begin(), roles.end(), role(lane)) > 1;
 }
 
-// Whether the lane may plan a step now; begins the next round when all have had theirs.
+// Whether the lane may plan a step now; begins the next round when all have had their turn and somebody took it. A round in which
+// nobody has anything to run stays as it is, so that lanes that wait do not turn it over and over.
 bool LaneGroup::State::may_step(LaneIndex lane) {
   at(lane).prefills = Lane::Prefills::Run;
   if (!in_lockstep(lane)) return true;
@@ -28,11 +29,16 @@ bool LaneGroup::State::may_step(LaneIndex lane) {
   for (std::int32_t i = 0; i < lane_count(); ++i) {
     if (role(LaneIndex{i}) != role(lane)) continue;
     const Lane& other = at(LaneIndex{i});
-    const bool done = round.stepped[static_cast<std::size_t>(i)] != 0 || other.slot_of.empty();
+    const bool done = round.turns[static_cast<std::size_t>(i)] != Round::Turn::Open || other.slot_of.empty();
     over = over && done && !other.open;
   }
-  if (over) begin_round(role(lane));
-  if (round.stepped[static_cast<std::size_t>(lane.value)] != 0) return false;
+  if (over && round.steps > 0) {
+    begin_round(role(lane));
+  } else if (over && round.held > 0) {  // only what was held had anything to run
+    round.held = 0;
+    ++changes;
+  }
+  if (round.turns[static_cast<std::size_t>(lane.value)] == Round::Turn::Taken) return false;
   if (round.held > 0) at(lane).prefills = Lane::Prefills::Held;
   return true;
 }
@@ -46,7 +52,7 @@ void LaneGroup::State::begin_round(LaneRole of) {
   }
   round.longest = round.sum = Duration::zero();
   round.steps = 0;
-  std::fill(round.stepped.begin(), round.stepped.end(), 0);
+  std::fill(round.turns.begin(), round.turns.end(), Round::Turn::Open);
   std::int32_t prefilling = 0;
   std::int32_t busy = 0;
   bool decoding = false;
@@ -62,12 +68,12 @@ void LaneGroup::State::begin_round(LaneRole of) {
   round.held = waits && round.held < held_rounds_max ? round.held + 1 : 0;
 }
 
-void LaneGroup::State::leave_round(LaneIndex lane, Duration duration) {
-  if (!in_lockstep(lane)) return;
+void LaneGroup::State::leave_round(LaneIndex lane, Round::Turn turn, Duration duration) {
+  if (!in_lockstep(lane) || (turn == Round::Turn::InVain && at(lane).slot_of.empty())) return;
   Round& round = rounds[static_cast<std::size_t>(role(lane))];
-  std::uint8_t& stepped = round.stepped[static_cast<std::size_t>(lane.value)];
-  if (std::exchange(stepped, std::uint8_t{1}) == 0) ++changes;
-  if (duration <= Duration::zero()) return;
+  Round::Turn& before = round.turns[static_cast<std::size_t>(lane.value)];
+  if (std::exchange(before, turn) == Round::Turn::Open) ++changes;
+  if (turn == Round::Turn::InVain) return;
   round.longest = std::max(round.longest, duration);
   round.sum += duration;
   ++round.steps;

@@ -190,23 +190,29 @@ void LaneGroup::State::move_sequence(LaneIndex from, Slot slot, LaneIndex to) {
   lane_of[carried.request.id] = to;
 }
 
-// A lane that has nothing to prefill takes the oldest that waits elsewhere: where it waits it would only start later.
+// A lane that could start another one takes the oldest that waits anywhere, one at a time: so nobody who came later, to a lane
+// with a shorter queue, is served long before those who wait in a longer one.
 void LaneGroup::State::take_waiting(LaneIndex index) {
-  if (!takes_new_work(index) || !at(index).pending_by_ticket.empty() || room(index) == 0) return;
-  std::optional<LaneIndex> from;
-  Slot oldest = 0;
-  for (std::int32_t i = 0; i < lane_count(); ++i) {
-    const LaneIndex lane{i};
-    if (lane == index || !takes_new_work(lane)) continue;
+  if (!takes_new_work(index) || room(index) == 0) return;
+  const auto oldest_waiting = [this](LaneIndex lane) -> std::optional<Slot> {
     const auto& pending = at(lane).pending_by_ticket;
     const auto place = std::find_if(pending.begin(), pending.end(),
                                     [&](Slot slot) { return at(lane).at(slot).place == Sequence::Place::Waiting; });
-    if (place == pending.end() || !may_admit(at(index).pool_load(), at(lane).wanted(*place))) continue;
-    if (from && at(*from).at(oldest).ticket < at(lane).at(*place).ticket) continue;
+    return place == pending.end() ? std::nullopt : std::optional(*place);
+  };
+  LaneIndex from = index;
+  std::optional<Slot> oldest = oldest_waiting(index);
+  for (std::int32_t i = 0; i < lane_count(); ++i) {
+    const LaneIndex lane{i};
+    if (lane == index || !takes_new_work(lane)) continue;
+    const std::optional<Slot> there = oldest_waiting(lane);
+    if (there && at(index).admission.left <= 0 && at(index).admission.counts(at(lane).at(*there))) continue;
+    if (!there || !may_admit(at(index).pool_load(), at(lane).wanted(*there))) continue;
+    if (oldest && at(from).at(*oldest).ticket < at(lane).at(*there).ticket) continue;
     from = lane;
-    oldest = *place;
+    oldest = there;
   }
-  if (from) move_sequence(*from, oldest, index);
+  if (from != index) move_sequence(from, *oldest, index);
 }
 
 // Says of each sequence of the lane whether it may have a row in the next step, and what admissions take.

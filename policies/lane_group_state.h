@@ -104,10 +104,19 @@ struct LaneGroup::State {
   [[nodiscard]] std::optional<std::size_t> find_order(std::uint64_t epoch) const;
 
   // Rounds of data-parallel lanes that step together (lane_group_lockstep.cpp).
+  struct Round {
+    /// InVain: it had nothing to run, so that the others need not wait for it, but may still come in.
+    enum class Turn : std::uint8_t { Open, InVain, Taken };
+    std::vector<Turn> turns;  // by lane
+    std::int32_t held = 0;    // rounds in a row in which prefills waited for those of other lanes
+    Duration longest{};
+    Duration sum{};
+    std::int32_t steps = 0;
+  };
   [[nodiscard]] bool in_lockstep(LaneIndex lane) const;
   [[nodiscard]] bool may_step(LaneIndex lane);
   void begin_round(LaneRole role);
-  void leave_round(LaneIndex lane, Duration duration);
+  void leave_round(LaneIndex lane, Round::Turn turn, Duration duration);
 
   void check_integrity() const;
 
@@ -126,13 +135,6 @@ struct LaneGroup::State {
   HandoffCounts counts;
   std::optional<TimePoint> switching_since;
 
-  struct Round {
-    std::vector<std::uint8_t> stepped;  // by lane: has had its step of this round
-    std::int32_t held = 0;              // rounds in a row in which prefills waited for those of other lanes
-    Duration longest{};
-    Duration sum{};
-    std::int32_t steps = 0;
-  };
   std::array<Round, 4> rounds;  // by LaneRole
   LockstepCounts lockstep;
 

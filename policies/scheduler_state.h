@@ -72,6 +72,10 @@ struct AdmissionTake {
   std::int32_t most_tokens = 0;  // takes one: what will decode and has at most so many tokens to compute; 0: nothing does
   enum class Kind : std::uint8_t { DecodeSlot, QueuePlace };
   Kind kind = Kind::DecodeSlot;
+  /// Whether this one, admitted, takes one.
+  [[nodiscard]] bool counts(const Sequence& sequence) const {
+    return sequence.will_decode() && sequence.remaining() <= most_tokens;
+  }
 };
 
 /// The prefill that the prefill gap is counted for.

@@ -137,7 +137,7 @@ bool StepPlanner::may_start() const {
 }
 
 bool StepPlanner::takes_on_admission(const Sequence& sequence) const {
-  return sequence.will_decode() && sequence.remaining() <= state_.admission.most_tokens;
+  return state_.admission.counts(sequence);
 }
 
 bool StepPlanner::can_run(Slot slot) const {

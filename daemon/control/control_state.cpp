@@ -36,11 +36,14 @@ EngineSpec follow(const EngineSpec& file, const EngineSpec& started) {
   spec.devices = started.devices;
   spec.capacity = started.capacity;
   spec.lanes = started.lanes;
-  // Lanes were made for these modes.
-  spec.knobs.mode.choices = started.knobs.mode.choices;
-  const std::vector<Mode>& modes = spec.knobs.mode.choices;
-  if (std::find(modes.begin(), modes.end(), spec.knobs.mode.initial) == modes.end())
-    spec.knobs.mode.initial = started.knobs.mode.initial;
+  // Lanes were made for these modes; fewer of them can be followed.
+  std::vector<Mode>& modes = spec.knobs.mode.choices;
+  const auto in = [](const std::vector<Mode>& choices, Mode mode) {
+    return std::find(choices.begin(), choices.end(), mode) != choices.end();
+  };
+  std::erase_if(modes, [&](Mode mode) { return !in(started.knobs.mode.choices, mode); });
+  if (modes.empty()) modes = started.knobs.mode.choices;
+  if (!in(modes, spec.knobs.mode.initial)) spec.knobs.mode.initial = modes.front();
   limit(spec.knobs.prefill_devices, prefill_devices_max(started.devices.size()));
   // Step memory was taken for this budget.
   spec.knobs.max_num_batched_tokens.max = started.knobs.max_num_batched_tokens.max;

@@ -107,7 +107,11 @@ void LaneWatch::watch_failures(const ServingStatus& status, TimePoint now, WallT
 
 bool LaneWatch::due(const ServingStatus& status, TimePoint now) const {
   if (!sample_ || lasting(status) != lasting(*sample_)) return true;
-  const Duration age_max = switching_ ? sample_age_max_switching : sample_age_max;
+  const auto busy = [](const ServingStatus& one) { return one.counts.running + one.counts.waiting > 0; };
+  // Work that is long done would look like a leak.
+  const Duration age_max = switching_                        ? sample_age_max_switching
+                           : !busy(status) && busy(*sample_) ? sample_age_max_idle
+                                                             : sample_age_max;
   return (window_closed_ || now - sampled_at_ >= age_max) && passing(status) != passing(*sample_);
 }
 

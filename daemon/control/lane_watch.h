@@ -32,6 +32,8 @@ class LaneWatch {
   static constexpr std::chrono::seconds sample_age_max{20};
   /// The same while sequences move to where they belong after a switch.
   static constexpr std::chrono::seconds sample_age_max_switching{1};
+  /// The same once everything has ended.
+  static constexpr std::chrono::seconds sample_age_max_idle{2};
   static constexpr std::chrono::minutes failure_event_pause{1};
 
  private:

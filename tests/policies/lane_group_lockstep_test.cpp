@@ -77,6 +77,40 @@ TEST(LaneGroupLockstep, an_idle_lane_holds_nobody_up) {
   for (int i = 0; i < 20; ++i) ASSERT_TRUE(node.run(0));
 }
 
+// Lanes are asked again when something has changed: lanes that wait must not be the change that the others wait for.
+TEST(LaneGroupLockstep, lanes_that_have_nothing_to_run_leave_everything_as_it_is) {
+  for (const Lockstep lockstep : {Lockstep::On, Lockstep::Aligned}) {
+    NodeOptions options = ranks(4, lockstep);
+    options.knobs.mode = Mode::Disaggregated;
+    options.knobs.prefill_devices = 2;
+    options.knobs.max_num_seqs = 1;
+    Node node(options);
+    const auto ask_all = [&] {
+      for (std::int32_t lane = 0; lane < 4; ++lane) EXPECT_FALSE(node.plan(lane)) << lane;
+      return node.group().changes();
+    };
+    const std::uint64_t idle = ask_all();
+    for (int i = 0; i < 5; ++i) EXPECT_EQ(ask_all(), idle) << "without a sequence";
+
+    // Both decode slots taken and in a step, two prefills waiting for them on either prefill lane.
+    for (int i = 0; i < 4; ++i) node.add({.prompt_tokens = 10, .max_new_tokens = 1000});
+    for (int i = 0; i < 6; ++i) {
+      node.run_all();
+      node.copy_all();
+    }
+    ASSERT_TRUE(node.plan(2));
+    ASSERT_TRUE(node.plan(3));
+    const auto ask_waiting = [&] {
+      for (const std::int32_t lane : {0, 1}) EXPECT_FALSE(node.plan(lane)) << lane;
+      return node.group().changes();
+    };
+    const std::uint64_t waiting = (ask_waiting(), ask_waiting());
+    for (int i = 0; i < 5; ++i) EXPECT_EQ(ask_waiting(), waiting) << "with prefills that wait for slots";
+    node.complete(2);
+    node.complete(3);
+  }
+}
+
 TEST(LaneGroupLockstep, off_lets_every_lane_go_its_own_pace) {
   Node node(ranks(2, Lockstep::Off));
   fill(node);
