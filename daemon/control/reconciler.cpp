@@ -156,7 +156,9 @@ void Reconciler::on_manifest(const ManifestWatch::Outcome& outcome) {
   const WallTime now = options_.clock();
   expire(now);
   const EngineSpec before = state_.spec();
-  Result<void> taken = outcome ? state_.reload(*outcome, now) : unexpected(ErrorCode::InvalidArgument, outcome.failure().text());
+  std::string errors = outcome ? std::string() : outcome.failure().text();
+  while (errors.ends_with('\n')) errors.pop_back();  // each line ends with one; a message does not
+  Result<void> taken = outcome ? state_.reload(*outcome, now) : unexpected(ErrorCode::InvalidArgument, std::move(errors));
   metrics_.on_manifest_reload(taken);
   if (!taken) {
     manifest_error_ = taken.error().message;
