@@ -136,8 +136,9 @@ struct Lanes::State {
   [[nodiscard]] bool finish_token(Lane& lane, const policies::PlannedRow& row, std::size_t sample, TimePoint now);
   void leave_step(const policies::StepPlan& plan);
   void fail_all(Lane& lane, const Error& error, TimePoint now);
-  void stop_unwanted_copies();
+  void follow_group();
   void tell_freed();
+  void stop_unwanted_copies();
 
   const policies::LaneGroupLimits limits;
   policies::LaneGroup group;
@@ -180,16 +181,14 @@ bool Lanes::cancel(SequenceId id) {
   } else {
     state.sequences.erase(found);
   }
-  state.stop_unwanted_copies();
-  state.tell_freed();
+  state.follow_group();
   return true;
 }
 
 void Lanes::apply(const Settings& settings, TimePoint now) {
   state_->group.apply(settings, now);
   state_->use_shares(settings.knobs);
-  state_->stop_unwanted_copies();
-  state_->tell_freed();
+  state_->follow_group();
 }
 
 void Lanes::State::add_row(Lane& lane, const policies::PlannedRow& row, TimePoint now) {
@@ -215,8 +214,7 @@ bool Lanes::begin_step(LaneIndex index, TimePoint now) {
   lane.event_count = 0;
   if (state.failure) return false;
   const policies::StepPlan& plan = state.group.plan(index, now);
-  state.stop_unwanted_copies();
-  state.tell_freed();
+  state.follow_group();
   lane.preempted += static_cast<std::int32_t>(plan.preempted.size());  // an empty plan may name some, too
   if (plan.empty()) return false;
   lane.plan = &plan;
@@ -317,8 +315,7 @@ void Lanes::end_step(LaneIndex index, TimePoint now) {
       state.failure = error;
       state.fail_all(lane, error, now);
     }
-    state.stop_unwanted_copies();
-    state.tell_freed();
+    state.follow_group();
     return;
   }
   lane.record.bucket = lane.result.bucket;
@@ -337,8 +334,13 @@ void Lanes::end_step(LaneIndex index, TimePoint now) {
   state.leave_step(plan);
   state.group.complete(index, lane.outcomes, now, now - lane.record.begin);
   lane.record.preempted += static_cast<std::int32_t>(state.group.preempted_at_end(index).size());
-  state.stop_unwanted_copies();
-  state.tell_freed();
+  state.follow_group();
+}
+
+/// After each call of the group, before anything that it planned runs.
+void Lanes::State::follow_group() {
+  stop_unwanted_copies();
+  tell_freed();
 }
 
 /// Contents of freed blocks are dead; backends that poison want to know before the next step runs.
@@ -372,14 +374,12 @@ void Lanes::copied(const CopyJob& job, const Result<void>& outcome, TimePoint no
   State& state = *state_;
   std::erase_if(state.copies, [&job](const State::OpenCopy& copy) { return copy.epoch == job.epoch; });
   state.group.copied(job.epoch, outcome, now);
-  state.stop_unwanted_copies();
-  state.tell_freed();
+  state.follow_group();
 }
 
 void Lanes::expire(TimePoint now) {
   state_->group.expire(now);
-  state_->stop_unwanted_copies();
-  state_->tell_freed();
+  state_->follow_group();
 }
 
 std::span<const TokenEvent> Lanes::events(LaneIndex lane) const {

@@ -273,12 +273,6 @@ bool LaneGroup::may_have_work(LaneIndex lane) const {
   return state_->takes_new_work(lane) && waiting() > 0;
 }
 
-Duration LaneGroup::oldest_wait(TimePoint now) const {
-  Duration longest = Duration::zero();
-  for (const auto& lane : state_->lanes) longest = std::max(longest, lane->oldest_wait(now));
-  return longest;
-}
-
 std::int32_t LaneGroup::copies_open() const {
   return static_cast<std::int32_t>(std::count_if(state_->handoffs.begin(), state_->handoffs.end(),
                                                  [](const Handoff& handoff) { return handoff.stage != Handoff::Stage::Free; }));

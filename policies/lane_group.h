@@ -66,7 +66,7 @@ struct HandoffCounts {
   Duration reservation_waiting{};       // summed
   std::uint64_t switches = 0;           // changes of mode, roles or reservation
   std::uint64_t switches_done = 0;      // of those: every sequence is where it belongs. One overtaken by the next ends with it
-  Duration last_switch{};               // from the last change that is done until then
+  Duration last_switch{};               // from the last of them until then
 };
 
 /// Rounds of lanes that step together, over all roles.
@@ -150,7 +150,6 @@ class LaneGroup {
   [[nodiscard]] std::int32_t copies_open() const;
   [[nodiscard]] const StepTimeModel& step_time(LaneIndex lane) const;
   [[nodiscard]] bool idle() const;
-  [[nodiscard]] Duration oldest_wait(TimePoint now) const;
 
   /// Every lane's own, and: each block of each pool has one owner, no sequence is in two lanes, slots and copies add up.
   void check_integrity() const;

@@ -6,8 +6,6 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "engine/lane.h"
@@ -15,6 +13,7 @@
 #include "manifests/names.h"
 #include "tests/cuda/on_device.h"
 #include "tests/engine/backend_harness.h"
+#include "tests/support/golden_streams.h"
 #include "tests/support/lane_client.h"
 
 namespace rubato::engine {
@@ -204,15 +203,7 @@ TEST_F(CudaGolden, twenty_budget_changes_rebuild_shapes_and_change_no_token) {
             {.limits = {.max_model_len = 512, .max_num_seqs = 8, .max_waiting = 16, .block_count = 64}, .initial = settings});
   test::LaneClient client(lane);
 
-  std::ifstream file(folder / "golden.json");
-  const nlohmann::json golden = nlohmann::json::parse(file);
-  std::vector<SequenceId> ids;
-  for (const nlohmann::json& prompt : golden["prompts"]) {
-    const auto output = prompt["output_token_ids"].get<std::vector<TokenId>>();
-    ids.push_back(
-        client.must_add(prompt["prompt_token_ids"].get<std::vector<TokenId>>(),
-                        {.temperature = 0, .max_new_tokens = static_cast<std::int32_t>(output.size()), .ignore_eos = true}));
-  }
+  const auto streams = test::add_golden_prompts(client, folder);
   int rebuilds = 0;
   int graph_steps = 0;
   bool more = true;
@@ -241,10 +232,7 @@ TEST_F(CudaGolden, twenty_budget_changes_rebuild_shapes_and_change_no_token) {
   }
   EXPECT_EQ(rebuilds, 20);
   EXPECT_GT(graph_steps, 30);
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    const nlohmann::json& prompt = golden["prompts"][i];
-    EXPECT_EQ(client.stream(ids[i]).tokens, prompt["output_token_ids"].get<std::vector<TokenId>>()) << prompt["prompt"];
-  }
+  test::expect_golden_tokens(client, streams);
   lane.check_integrity();
   static_cast<void>((*backend)->use_shapes(nullptr));
 }

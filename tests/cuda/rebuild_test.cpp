@@ -5,8 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <thread>
 
@@ -14,6 +12,7 @@
 #include "engine/lane.h"
 #include "engine/shape_builder.h"
 #include "tests/cuda/on_device.h"
+#include "tests/support/golden_streams.h"
 #include "tests/support/lane_client.h"
 
 namespace rubato::engine {
@@ -117,16 +116,7 @@ TEST_P(CudaRebuild, twenty_budget_changes_under_load_make_no_step_wait_for_a_cap
   Lane lane(**backend,
             {.limits = {.max_model_len = 512, .max_num_seqs = 8, .max_waiting = 16, .block_count = 64}, .initial = settings});
   test::LaneClient client(lane);
-  std::ifstream file(folder / "golden.json");
-  const nlohmann::json golden = nlohmann::json::parse(file);
-  std::vector<std::pair<SequenceId, std::vector<TokenId>>> wanted;
-  for (const nlohmann::json& prompt : golden["prompts"]) {
-    const auto output = prompt["output_token_ids"].get<std::vector<TokenId>>();
-    wanted.emplace_back(
-        client.must_add(prompt["prompt_token_ids"].get<std::vector<TokenId>>(),
-                        {.temperature = 0, .max_new_tokens = static_cast<std::int32_t>(output.size()), .ignore_eos = true}),
-        output);
-  }
+  const auto streams = test::add_golden_prompts(client, folder);
 #if RUBATO_CUDA_EMULATED
   cuda_host::clear_log();
 #endif
@@ -167,7 +157,7 @@ TEST_P(CudaRebuild, twenty_budget_changes_under_load_make_no_step_wait_for_a_cap
   EXPECT_EQ(builder.status().failed, 0U);
   EXPECT_GE(builder.status().built, 20U);
   EXPECT_GT(graph_steps, 30);
-  for (const auto& [id, tokens] : wanted) EXPECT_EQ(client.stream(id).tokens, tokens);
+  test::expect_golden_tokens(client, streams);
   lane.check_integrity();
 #if RUBATO_CUDA_EMULATED
   const std::vector<LogEntry> log = cuda_host::log();

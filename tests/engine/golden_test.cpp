@@ -5,18 +5,15 @@
 
 #include <cmath>
 #include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "engine/cpu/backend.h"
 #include "engine/lane.h"
 #include "engine/reference/backend.h"
+#include "tests/support/golden_streams.h"
 #include "tests/support/lane_client.h"
 
 namespace rubato::engine {
 namespace {
-
-using nlohmann::json;
 
 enum class Which : std::uint8_t { Cpu, Reference };
 
@@ -55,21 +52,12 @@ TEST_P(Golden, greedy_output_equals_every_golden_prompt) {
                         .initial = {.number = 1, .knobs = {.max_num_batched_tokens = 48, .max_num_seqs = 8}}});
   test::LaneClient client(lane);
 
-  std::ifstream file(folder / "golden.json");
-  const json golden = json::parse(file);
-  ASSERT_EQ(golden["prompts"].size(), 5U);
-  std::vector<SequenceId> ids;
-  for (const json& prompt : golden["prompts"]) {
-    const auto output = prompt["output_token_ids"].get<std::vector<TokenId>>();
-    ids.push_back(client.must_add(
-        prompt["prompt_token_ids"].get<std::vector<TokenId>>(),
-        {.temperature = 0, .max_new_tokens = static_cast<std::int32_t>(output.size()), .ignore_eos = true, .top_logprobs = 5}));
-  }
+  const auto streams = test::add_golden_prompts(client, folder, {.top_logprobs = 5});
+  ASSERT_EQ(streams.size(), 5U);
   client.drain();
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    const json& prompt = golden["prompts"][i];
-    const test::ClientStream& stream = client.stream(ids[i]);
-    EXPECT_EQ(stream.tokens, prompt["output_token_ids"].get<std::vector<TokenId>>()) << prompt["prompt"];
+  test::expect_golden_tokens(client, streams);
+  for (const auto& [id, prompt] : streams) {
+    const test::ClientStream& stream = client.stream(id);
     const auto logprobs = prompt["output_logprobs"].get<std::vector<double>>();
     ASSERT_EQ(stream.samples.size(), logprobs.size());
     for (std::size_t token = 0; token < logprobs.size(); ++token) {

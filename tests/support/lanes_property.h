@@ -6,22 +6,21 @@
 
 #include <gtest/gtest.h>
 
-#include <map>
 #include <memory>
 #include <optional>
-#include <random>
 #include <utility>
 #include <vector>
 
 #include "engine/lanes.h"
 #include "tests/support/fake_backend.h"
 #include "tests/support/lane_client.h"
+#include "tests/support/random_clients.h"
 
 namespace rubato::test {
 
-class LanesProperty {
+class LanesProperty : RandomClients {
  public:
-  explicit LanesProperty(std::uint32_t seed) : random_(seed) {
+  explicit LanesProperty(std::uint32_t seed) : RandomClients(seed) {
     limits_.devices = static_cast<std::int32_t>(seed % 4) + 1;
     limits_.lanes_per_device = limits_.devices == 1 ? 2 : 1;
     limits_.each = {.max_model_len = length_max,
@@ -50,7 +49,7 @@ class LanesProperty {
   void run(int event_count) {
     for (int event = 0; event < event_count; ++event) {
       if (chance(12)) arrive();
-      if (chance(3)) cancel();
+      if (chance(3)) cancel_one(*client_, 30);
       if (chance(2)) lanes_->apply(next_settings(), client_->now());
       if (chance(5)) lanes_->expire(client_->now());
       turn();
@@ -72,11 +71,6 @@ class LanesProperty {
     bool ran = false;
     std::optional<std::uint64_t> asked_at{};  // changes() when it last asked for a step in vain
   };
-
-  bool chance(int percent) { return static_cast<int>(random_() % 100) < percent; }
-  std::int32_t between(std::int32_t low, std::int32_t high) {
-    return low + static_cast<std::int32_t>(random_() % static_cast<std::uint32_t>(high - low + 1));
-  }
 
   // One lane or the copier does the next thing it can.
   void turn() {
@@ -133,40 +127,24 @@ class LanesProperty {
   }
 
   Settings next_settings() {
-    const PriorityPolicy policies[] = {PriorityPolicy::Deadline, PriorityPolicy::DecodeFirst, PriorityPolicy::PrefillFirst,
-                                       PriorityPolicy::ShortestFirst};
     const std::int32_t seqs = between(1, 12);
     return {.number = ++settings_number_,
             .knobs = {.max_num_batched_tokens = seqs + min_prefill_quantum + between(0, 60),
                       .max_num_seqs = seqs,
-                      .priority_policy = policies[random_() % 4],
+                      .priority_policy = random_policy(),
                       .mode = chance(70) ? Mode::Disaggregated : Mode::Chunked,
                       .reservation = static_cast<Reservation>(random_() % 3),
                       .prefill_devices = between(1, 3)}};
   }
 
   void arrive() {
-    const std::int32_t prompt_tokens = chance(20) ? between(60, 160) : between(1, 40);
-    std::vector<TokenId> prompt(static_cast<std::size_t>(prompt_tokens));
-    for (TokenId& token : prompt) token = between(0, 94);
+    std::vector<TokenId> prompt = random_prompt();
     engine::SamplingParameters sampling;
     sampling.temperature = chance(50) ? 0 : 0.8;
     sampling.seed = random_();
     sampling.max_new_tokens = chance(10) ? 1 : between(1, 60);
     sampling.ignore_eos = chance(50);
-    auto added = client_->add(prompt, sampling);
-    if (!added) {
-      EXPECT_EQ(added.error().code, ErrorCode::ResourceExhausted) << added.error().message;
-      return;
-    }
-    requests_.emplace(added.value(), std::pair(std::move(prompt), std::move(sampling)));
-  }
-
-  void cancel() {
-    if (requests_.empty()) return;
-    const std::uint64_t newest = requests_.rbegin()->first.value;
-    const std::uint64_t back = random_() % 30;
-    client_->cancel(SequenceId{back < newest ? newest - back : newest + 1000});
+    add(*client_, std::move(prompt), std::move(sampling));
   }
 
   void drain() {
@@ -199,23 +177,9 @@ class LanesProperty {
     if (sibling_) {
       EXPECT_EQ(dynamic_cast<FakeBackend&>(*sibling_).poison_reads, 0);
     }
-    for (const auto& [id, request] : requests_) check(id, request.first, request.second);
+    check_streams(*client_);
   }
 
-  void check(SequenceId id, const std::vector<TokenId>& prompt, const engine::SamplingParameters& sampling) {
-    const ClientStream& stream = client_->stream(id);
-    const FakeAnswer answer = fake_answer(prompt, sampling);
-    if (stream.cancelled) {
-      EXPECT_FALSE(stream.finish.has_value());
-      ASSERT_LE(stream.tokens.size(), answer.tokens.size()) << "id " << id.value;
-      EXPECT_TRUE(std::equal(stream.tokens.begin(), stream.tokens.end(), answer.tokens.begin())) << "id " << id.value;
-      return;
-    }
-    EXPECT_EQ(stream.tokens, answer.tokens) << "id " << id.value;
-    EXPECT_EQ(stream.finish, answer.stopped ? engine::FinishReason::Stop : engine::FinishReason::Length) << "id " << id.value;
-  }
-
-  std::mt19937 random_;
   policies::LaneGroupLimits limits_;
   std::vector<std::unique_ptr<FakeBackend>> backends_;
   std::unique_ptr<engine::Backend> sibling_;
@@ -225,7 +189,6 @@ class LanesProperty {
   std::optional<engine::CopyJob> job_;
   std::optional<Result<void>> outcome_;
   bool fail_copies_ = true;
-  std::map<SequenceId, std::pair<std::vector<TokenId>, engine::SamplingParameters>> requests_;
   std::uint64_t settings_number_ = 0;
 };
 
