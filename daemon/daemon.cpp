@@ -194,13 +194,13 @@ class Daemon {
     if (spec_.devices.size() > 1) backend += fmt::format(", {} devices", spec_.devices.size());
     const std::string key = model_key(spec_, model);
     tokenizer_ = std::move(model.tokenizer);
-    std::unique_ptr<OwnedServing> serving = start_lane_threads(
-        std::move(model.backends), LaneThreadsOptions{.limits = model.plan.limits,
-                                                      .initial = reconciler_.knobs(),
-                                                      .objectives = reconciler_.objectives(),
-                                                      .observers = {&metrics_, &windows_},
-                                                      .backend_description = backend,
-                                                      .kv_block_bytes = kv_block_tokens * model.plan.kv_bytes_per_token});
+    std::unique_ptr<OwnedServing> serving =
+        start_lane_threads(std::move(model.backends), LaneThreadsOptions{.limits = model.plan.limits,
+                                                                         .initial = reconciler_.knobs(),
+                                                                         .objectives = reconciler_.objectives(),
+                                                                         .observers = {&metrics_, &windows_},
+                                                                         .backend_description = backend,
+                                                                         .kv_block_bytes = model.plan.cache.block_bytes});
     const std::int32_t max_model_len = serving->status()->effective_max_len;
     const openai::ModelInfo info{
         .names = {served_name_},

@@ -17,6 +17,7 @@
 #include "manifests/check.h"
 #include "manifests/names.h"
 #include "manifests/units.h"
+#include "policies/accounting.h"
 
 namespace rubato {
 namespace {
@@ -77,6 +78,24 @@ Result<void> make_backends(const EngineSpec& spec, engine::WeightSource& weights
   return {};
 }
 
+/// Whether the longest request fits when it is alone.
+Result<void> check_cache(const engine::CacheSize& cache, std::int32_t max_model_len, const CapacitySpec& capacity) {
+  const auto too_small = [&](const std::string& holds, std::int64_t bytes) {
+    return unexpected(ErrorCode::InvalidArgument, "spec.capacity.kvCacheMemory",
+                      fmt::format("{} holds {}; at least {} is needed", format_quantity(capacity.kv_cache_memory), holds,
+                                  format_quantity(((bytes >> 20) + 1) << 20)));
+  };
+  const std::int64_t blocks_needed = policies::blocks_for_tokens(max_model_len);
+  const std::int64_t bytes = blocks_needed * cache.block_bytes;
+  if (cache.state_bytes > 0 && cache.state_count == 0) return too_small("no state of a sequence", cache.state_bytes + bytes);
+  if (cache.block_count >= blocks_needed) return {};
+  const std::int64_t states = std::int64_t{cache.state_count} * cache.state_bytes;
+  return too_small(
+      fmt::format("{} tokens{}, less than one request of maxModelLen {}", std::int64_t{cache.block_count} * kv_block_tokens,
+                  states == 0 ? "" : fmt::format(" beside {} states", cache.state_count), max_model_len),
+      states + bytes);
+}
+
 bool may_disaggregate(const EngineSpec& spec) {
   const std::vector<Mode>& modes = spec.knobs.mode.choices;
   return std::find(modes.begin(), modes.end(), Mode::Disaggregated) != modes.end();
@@ -92,7 +111,6 @@ Result<ModelPlan> plan_model(const EngineSpec& spec) {
   ModelPlan plan;
   plan.config = std::move(*config);
   plan.dtype = choose_dtype(spec, plan.config);
-  plan.kv_bytes_per_token = plan.config.kv_bytes_per_token(plan.dtype);
   plan.weight_bytes = engine::weight_bytes(plan.config, plan.dtype);
   const std::int32_t threads = spec.capacity.cpu_threads > 0 ? spec.capacity.cpu_threads : engine::default_cpu_threads();
   const auto devices = static_cast<std::int32_t>(spec.devices.size());
@@ -104,23 +122,30 @@ Result<ModelPlan> plan_model(const EngineSpec& spec) {
                                      plan.config.max_position));
     max_model_len = plan.config.max_position;
   }
-  const std::int32_t blocks = engine::kv_block_count(plan.config, plan.dtype, spec.capacity.kv_cache_memory);
-  const std::int32_t blocks_needed = (max_model_len + kv_block_tokens - 1) / kv_block_tokens;
-  if (blocks < blocks_needed) {
-    const std::int64_t bytes = std::int64_t{blocks_needed} * kv_block_tokens * plan.kv_bytes_per_token;
-    return unexpected(ErrorCode::InvalidArgument, "spec.capacity.kvCacheMemory",
-                      fmt::format("{} holds {} tokens, less than one request of maxModelLen {}; at least {} is needed",
-                                  format_quantity(spec.capacity.kv_cache_memory), std::int64_t{blocks} * kv_block_tokens,
-                                  max_model_len, format_quantity(((bytes >> 20) + 1) << 20)));
+  const std::int32_t lanes_per_device = devices == 1 && may_disaggregate(spec) ? 2 : 1;
+  plan.cache = engine::cache_size(plan.config, plan.dtype,
+                                  {.bytes = spec.capacity.kv_cache_memory,
+                                   .max_model_len = max_model_len,
+                                   .sequences = lanes_per_device * spec.capacity.max_num_seqs,
+                                   .prefix_caching = spec.prefix_caching});
+  if (Result<void> holds = check_cache(plan.cache, max_model_len, spec.capacity); !holds)
+    return Unexpected(std::move(holds).error());
+  if (plan.cache.state_bytes > 0 && plan.cache.state_count < lanes_per_device * spec.capacity.max_num_seqs) {
+    plan.notes.push_back(fmt::format("capacity.kvCacheMemory {} holds {} states of {}: no more sequences run at once",
+                                     format_quantity(spec.capacity.kv_cache_memory), plan.cache.state_count,
+                                     format_quantity(plan.cache.state_bytes)));
   }
   if (spec.lanes.lockstep != Lockstep::Off && devices == 1)
     plan.notes.emplace_back("lanes.lockstep has no effect with one device: there is no other lane to wait for");
   plan.limits = policies::LaneGroupLimits{.each = {.max_model_len = max_model_len,
                                                    .max_num_seqs = spec.capacity.max_num_seqs,
                                                    .max_waiting = spec.capacity.max_waiting,
-                                                   .block_count = blocks},
+                                                   .block_count = plan.cache.block_count,
+                                                   .state_count = plan.cache.state_count,
+                                                   .blocks_hold_keys = plan.cache.block_bytes > 0,
+                                                   .prefix_caching = spec.prefix_caching},
                                           .devices = devices,
-                                          .lanes_per_device = devices == 1 && may_disaggregate(spec) ? 2 : 1,
+                                          .lanes_per_device = lanes_per_device,
                                           .max_handoffs = spec.lanes.max_handoffs,
                                           .handoff_lease = spec.lanes.handoff_lease,
                                           .lockstep = spec.lanes.lockstep};
@@ -162,6 +187,7 @@ Result<LoadedModel> load_model(const EngineSpec& spec, const std::filesystem::pa
 
   const engine::BackendOptions options{.dtype = model.plan.dtype,
                                        .block_count = model.plan.limits.each.block_count,
+                                       .state_count = model.plan.limits.each.state_count,
                                        .max_tokens_per_step = spec.knobs.max_num_batched_tokens.max,
                                        .max_rows = spec.capacity.max_num_seqs,
                                        .max_model_len = model.plan.limits.each.max_model_len,

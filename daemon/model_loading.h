@@ -26,7 +26,7 @@ struct ModelPlan {
   DataType dtype = DataType::Float32;  // of weights and KV cache
   policies::LaneGroupLimits limits;
   std::int64_t weight_bytes = 0;  // on each device
-  std::int64_t kv_bytes_per_token = 0;
+  engine::CacheSize cache;
   std::int32_t threads = 1;        // of each CPU device
   std::vector<std::string> notes;  // what was clamped, for the log
 };

@@ -9,6 +9,7 @@
 #include "engine/model/tensors.h"
 #include "manifests/check.h"
 #include "manifests/settings.h"
+#include "policies/accounting.h"
 
 namespace rubato::engine {
 namespace {
@@ -35,11 +36,29 @@ void check_row(const ModelConfig& config, const BackendOptions& options, const S
 
 }  // namespace
 
-std::int32_t kv_block_count(const ModelConfig& config, DataType dtype, std::int64_t kv_cache_bytes) {
-  const std::int64_t block_bytes = config.kv_bytes_per_token(dtype) * kv_block_tokens;
-  if (block_bytes <= 0 || kv_cache_bytes <= 0) return 0;
-  return static_cast<std::int32_t>(
-      std::min<std::int64_t>(kv_cache_bytes / block_bytes, std::numeric_limits<std::int32_t>::max()));
+CacheSize cache_size(const ModelConfig& config, DataType dtype, const CacheRequest& request) {
+  constexpr std::int64_t count_max = std::numeric_limits<std::int32_t>::max();
+  const auto count = [](std::int64_t value) { return static_cast<std::int32_t>(std::clamp<std::int64_t>(value, 0, count_max)); };
+  CacheSize size{.block_bytes = config.kv_bytes_per_token(dtype) * kv_block_tokens, .state_bytes = config.state_bytes()};
+  if (size.state_bytes == 0) {
+    size.block_count = size.block_bytes > 0 ? count(request.bytes / size.block_bytes) : 0;
+    return size;
+  }
+  const std::int64_t running = std::min<std::int64_t>(request.sequences, request.bytes / size.state_bytes);
+  const std::int64_t rest = request.bytes - running * size.state_bytes;
+  const PrefixCachingSpec& caching = request.prefix_caching;
+  if (size.block_bytes == 0) {
+    const std::int64_t longest = policies::blocks_for_tokens(request.max_model_len);
+    size.block_count = count(std::max<std::int64_t>(request.sequences, 1) * longest);
+    size.state_count = count(running + (caching.enabled ? rest / size.state_bytes : 0));
+    return size;
+  }
+  // As many bytes of snapshots to each byte of blocks as so many tokens have.
+  const std::int64_t blocks_per_snapshot = caching.snapshot_tokens / kv_block_tokens;
+  const std::int64_t snapshots = caching.enabled ? rest / (size.state_bytes + blocks_per_snapshot * size.block_bytes) : 0;
+  size.state_count = count(running + snapshots);
+  size.block_count = count((rest - snapshots * size.state_bytes) / size.block_bytes);
+  return size;
 }
 
 std::int64_t weight_bytes(const ModelConfig& config, DataType dtype) {

@@ -18,6 +18,7 @@
 #include "engine/sampling.h"
 #include "engine/tokens.h"
 #include "manifests/check.h"
+#include "manifests/engine_spec.h"
 #include "manifests/result.h"
 #include "policies/ids.h"
 #include "policies/step_shapes.h"
@@ -28,6 +29,7 @@ namespace rubato::engine {
 struct BackendOptions {
   DataType dtype = DataType::Float32;    // of weights and KV cache
   std::int32_t block_count = 0;          // KV blocks of kv_block_tokens tokens
+  std::int32_t state_count = 0;          // slots of recurrent state; 0 if and only if the model has no recurrent layer
   std::int32_t max_tokens_per_step = 0;  // largest budget any settings may choose
   std::int32_t max_rows = 0;             // largest number of rows in a step
   std::int32_t max_model_len = 0;
@@ -45,6 +47,7 @@ struct StepRow {
   std::span<const TokenId> tokens;          // >= 1
   std::span<const BlockId> blocks;          // block table covering position + tokens.size()
   const SamplingState* sampling = nullptr;  // null: the row samples nothing
+  std::optional<StateUse> state{};          // if and only if the model has recurrent layers
 };
 
 /// Results, reused from step to step. samples[i] belongs to the i-th row that samples; samples may be longer than that, because
@@ -76,6 +79,12 @@ class StepShapes {
   [[nodiscard]] virtual const policies::StepBuckets& buckets() const = 0;
   /// Memory that this set holds on host and device.
   [[nodiscard]] virtual std::int64_t bytes() const = 0;
+};
+
+/// What is copied from one pool to another.
+struct CacheCopies {
+  std::span<const BlockCopy> blocks{};
+  std::optional<StateCopy> state{};
 };
 
 /// How much of a device two backends on it get. Percent, because that is what a manifest speaks of; a device that can only be
@@ -131,12 +140,12 @@ class Backend {
   /// Of this backend, as set last. 100 percent of both without a sibling.
   [[nodiscard]] virtual DeviceShare share() const { return {}; }
 
-  /// Copies blocks of another backend's pool into this one's: same model and dtype, on this device or another one of the same
-  /// kind. Called by one thread at a time, none of the lanes', while steps of both go on; no step touches the blocks meanwhile,
-  /// but steps may read those copied from. Returns when every copy can be read by the next run(). allowed is asked before each
-  /// block: once it says no, nothing more is written and the answer is Cancelled. Other errors: DeviceLost; by default
-  /// InvalidArgument, this backend takes in none.
-  [[nodiscard]] virtual Result<void> copy_blocks(const Backend& /*source*/, std::span<const BlockCopy> /*copies*/,
+  /// Copies blocks, then a state, of another backend's pool into this one's: same model and dtype, on this device or another one
+  /// of the same kind. Called by one thread at a time, none of the lanes', while steps of both go on; no step touches the blocks
+  /// meanwhile, but steps may read those copied from. Returns when every copy can be read by the next run(). allowed is asked
+  /// before each block and the state: once it says no, nothing more is written and the answer is Cancelled. Other errors:
+  /// DeviceLost; by default InvalidArgument, this backend takes in none.
+  [[nodiscard]] virtual Result<void> copy_blocks(const Backend& /*source*/, const CacheCopies& /*copies*/,
                                                  const std::function<bool()>& /*allowed*/) {
     return unexpected(ErrorCode::InvalidArgument, "this backend takes no blocks from another");
   }
@@ -147,6 +156,13 @@ class Backend {
   /// Tells the backend that blocks' contents are dead. Does something only with options.poison, which is for tests that run no
   /// step of this backend meanwhile; returns when it is done.
   virtual void released(std::span<const BlockId> blocks) = 0;
+  /// The same for states.
+  virtual void released_states(std::span<const StateId> /*states*/) {}
+
+  /// For tests and the exactness checker, as Ops': what one attention layer's cache holds of one token, and one recurrent layer's
+  /// part of a state. Appended to out; equal contents give equal bytes. No step runs meanwhile. By default nothing.
+  virtual void read_token(std::int32_t /*layer*/, BlockId /*block*/, std::int32_t /*slot*/, std::vector<std::byte>& /*out*/) {}
+  virtual void read_state(std::int32_t /*layer*/, StateId /*state*/, std::vector<std::byte>& /*out*/) {}
 
   [[nodiscard]] virtual const ModelConfig& config() const = 0;
   /// Shown in status and metrics: `cpu avx512_bf16, 2 threads`.
@@ -159,8 +175,27 @@ class Backend {
 /// CHECKs that a step is one that every backend can run: rows, tokens, positions and blocks within what options and config allow.
 void check_step(const ModelConfig& config, const BackendOptions& options, std::span<const StepRow> rows);
 
-/// The KV pool's size in blocks for a byte budget; the one function that start-up, status and checks use.
-[[nodiscard]] std::int32_t kv_block_count(const ModelConfig& config, DataType dtype, std::int64_t kv_cache_bytes);
+/// What a pool is made for.
+struct CacheRequest {
+  std::int64_t bytes = 0;          // for blocks and states together
+  std::int32_t max_model_len = 0;  // tokens
+  std::int32_t sequences = 0;      // that may run at once
+  PrefixCachingSpec prefix_caching{.enabled = false};
+};
+
+/// What it holds.
+struct CacheSize {
+  std::int32_t block_count = 0;
+  std::int32_t state_count = 0;  // 0: no recurrent layers
+  std::int64_t block_bytes = 0;  // of one block; 0: no attention layers, so that blocks only count tokens
+  std::int64_t state_bytes = 0;  // of one state
+};
+
+/// The pool's size for a byte budget; the one function that start-up, status and checks use. Attention alone: all of it are
+/// blocks. With recurrent layers: first a state for each sequence that may run at once (as many as the budget holds), then, in
+/// one proportion, blocks and (with prefix caching) a snapshot for each snapshot_tokens tokens of them. Without attention blocks
+/// cost nothing, and there are enough for every sequence's longest.
+[[nodiscard]] CacheSize cache_size(const ModelConfig& config, DataType dtype, const CacheRequest& request);
 
 /// Bytes of one step's scratch plus weights, so that start-up can refuse before the allocation fails.
 [[nodiscard]] std::int64_t weight_bytes(const ModelConfig& config, DataType dtype);

@@ -69,7 +69,7 @@ std::optional<Unexpected> find_fault(const Request& request, std::int32_t vocabu
 }  // namespace
 
 Result<void> CopyJob::run() const {
-  return to->copy_blocks(*from, blocks, [this] { return wanted->load(std::memory_order_acquire); });
+  return to->copy_blocks(*from, {.blocks = blocks, .state = state}, [this] { return wanted->load(std::memory_order_acquire); });
 }
 
 struct Lanes::State {
@@ -367,6 +367,7 @@ std::optional<CopyJob> Lanes::next_copy(TimePoint now) {
                  .from = state.at(order->from).backend,
                  .to = state.at(order->to).backend,
                  .blocks = std::vector<BlockCopy>(order->blocks.begin(), order->blocks.end()),
+                 .state = order->state,
                  .wanted = std::move(wanted)};
 }
 

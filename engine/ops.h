@@ -13,6 +13,7 @@
 //  - After set-up nothing allocates.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -55,6 +56,11 @@ struct NormId {
   std::int32_t value = 0;
 };
 
+/// Weights of one recurrent layer.
+struct RecurrentId {
+  std::int32_t value = 0;
+};
+
 enum class LinearKind : std::uint8_t {
   Plain,   // y = x W^T + b
   Swiglu,  // W = [gate; up], outputs even: y = silu(x gate^T) * (x up^T), half as many columns
@@ -66,7 +72,8 @@ struct LinearShape {
   LinearKind kind = LinearKind::Plain;
 };
 
-/// Shapes that attention needs. heads is a multiple of kv_heads; head_size is even.
+/// Shapes that attention needs. layers may be 0: then there is no cache, heads, kv_heads and head_size are 0 too, and neither
+/// rope_and_store nor attention is called. Otherwise heads is a multiple of kv_heads; head_size is even.
 struct AttentionShape {
   std::int32_t layers = 0;
   std::int32_t heads = 0;
@@ -74,8 +81,49 @@ struct AttentionShape {
   std::int32_t head_size = 0;
   std::int32_t block_count = 0;   // KV blocks of kv_block_tokens tokens
   std::int32_t max_position = 0;  // positions are below this
+  std::optional<float> scale{};   // of the scores before softmax; none: 1 / sqrt(head_size)
   [[nodiscard]] std::int32_t query_columns() const { return heads * head_size; }
   [[nodiscard]] std::int32_t qkv_columns() const { return (heads + 2 * kv_heads) * head_size; }
+};
+
+/// Shapes of the recurrent (Mamba2) layers, which are all alike. Columns of what projects into such a layer:
+/// gate (inner) | x (inner) | B (groups * state_size) | C (groups * state_size) | time step (heads); x, B and C together are the
+/// channels that are convolved. One state of one layer: the last window - 1 inputs of every channel, and (heads, head_size,
+/// state_size) of F32.
+struct RecurrentShape {
+  std::int32_t layers = 0;
+  std::int32_t heads = 0;
+  std::int32_t head_size = 0;
+  std::int32_t groups = 0;  // divides heads: as many heads in a row share B and C
+  std::int32_t state_size = 0;
+  std::int32_t window = 0;       // inputs that the convolution sees, the present one included
+  float time_step_min = 0;       // softplus(dt + bias) is clamped to these
+  float time_step_max = 0;       // may be infinite
+  std::int32_t state_count = 0;  // slots
+  [[nodiscard]] std::int32_t inner() const { return heads * head_size; }
+  [[nodiscard]] std::int32_t channels() const { return inner() + 2 * groups * state_size; }
+  [[nodiscard]] std::int32_t projected() const { return inner() + channels() + heads; }
+};
+
+enum class RecurrentPart : std::uint8_t {
+  Taps,          // (channels, 1, window)
+  TapsBias,      // (channels); zero where it is not loaded
+  TimeStepBias,  // (heads)
+  LogDecay,      // (heads): A_log; the decay of a time step dt is exp(-exp(A_log) * dt)
+  Skip,          // (heads): D
+};
+
+/// The norm between a recurrent layer's scan and its output projection.
+struct GatedNorm {
+  enum class Order : std::uint8_t {
+    GateFirst,  // norm(y * silu(gate))
+    NormFirst,  // norm(y) * silu(gate)
+    GateOnly,   // y * silu(gate); weight is not used
+  };
+  Order order = Order::GateFirst;
+  NormId weight;
+  std::int32_t group_columns = 0;  // each so many columns have a mean square of their own; divides inner
+  float epsilon = 0;
 };
 
 /// One sequence's tokens within a step: rows [first, first + count) of every matrix, at positions position, position + 1, ...
@@ -84,6 +132,7 @@ struct SequenceSpan {
   std::int32_t count = 0;
   std::int32_t position = 0;
   std::span<const BlockId> blocks;  // covers position + count tokens
+  StateUse state{};                 // only with recurrent layers
 };
 
 /// Per-head RMS norm of q and k before rope (Qwen3).
@@ -111,14 +160,23 @@ class Ops {
   [[nodiscard]] virtual Result<void> make_cache(const AttentionShape& shape, std::span<const float> cosines,
                                                 std::span<const float> sines) = 0;
 
+  /// The states of all recurrent layers, zeroed. Called once, before make_recurrent, and only where there are such layers.
+  [[nodiscard]] virtual Result<void> make_states(const RecurrentShape& /*shape*/) {
+    return unexpected(ErrorCode::InvalidArgument, "no recurrent layers here yet");
+  }
+  /// The next recurrent layer, in order: the first is 0, and so are its states.
+  [[nodiscard]] virtual Result<RecurrentId> make_recurrent() { return RecurrentId{}; }
+  virtual void load_recurrent(RecurrentId /*id*/, RecurrentPart /*part*/, const TensorView& /*view*/) {}
+
   // ---- operations
-  /// out[i] = row tokens[i] of table's weights. out: Accumulator, (tokens, inputs).
-  virtual void embed(LinearId table, std::span<const TokenId> tokens, const Matrix& out) = 0;
+  /// out[i] = scale * row tokens[i] of table's weights. out: Accumulator, (tokens, inputs).
+  virtual void embed(LinearId table, std::span<const TokenId> tokens, float scale, const Matrix& out) = 0;
 
   /// out = x / sqrt(mean(x^2) + epsilon) * weight. x: Accumulator; out: Activation of the same shape.
   virtual void rms_norm(const Matrix& x, NormId weight, float epsilon, const Matrix& out) = 0;
-  /// x += delta, then rms_norm of x. delta: Accumulator.
-  virtual void add_rms_norm(const Matrix& x, const Matrix& delta, NormId weight, float epsilon, const Matrix& out) = 0;
+  /// x = x + scale * delta in one rounding, then rms_norm of x. delta: Accumulator.
+  virtual void add_rms_norm(const Matrix& x, const Matrix& delta, float scale, NormId weight, float epsilon,
+                            const Matrix& out) = 0;
 
   /// x: Activation, (rows, inputs). out: (rows, outputs) in Accumulator for Plain; (rows, outputs / 2) in Activation for Swiglu.
   virtual void linear(LinearId id, const Matrix& x, const Matrix& out) = 0;
@@ -133,6 +191,28 @@ class Ops {
   /// query and out: Activation, (tokens, heads * head_size). rope_and_store of the same layer and sequences came before.
   virtual void attention(const Matrix& query, std::int32_t layer, std::span<const SequenceSpan> sequences, const Matrix& out) = 0;
 
+  /// The causal convolution of one recurrent layer: out[t][c] = silu(bias[c] + sum over k of taps[c][k] * in[t - window + 1 +
+  /// k]), the sum in ascending k from the bias on, `in` being the layer's own inputs of all tokens so far. projected:
+  /// Accumulator, (tokens, shape.projected()). out: Accumulator, (tokens, shape.channels()). Inputs before the row come from
+  /// state.from (zero at position 0); the last window - 1 go to state.to, and those of a snapshot to state.save.
+  virtual void convolve(RecurrentId /*layer*/, const Matrix& /*projected*/, std::span<const SequenceSpan> /*sequences*/,
+                        const Matrix& /*out*/) {}
+
+  /// The recurrence of one recurrent layer, token after token, all in F32: with dt = clamp(softplus(time step + bias)),
+  ///   S[h][p][n] = exp(-exp(A_log[h]) dt) * S[h][p][n] + (dt * x[h][p]) * B[g][n]
+  ///   out[h][p]  = sum over n of S[h][p][n] * C[g][n] + D[h] * x[h][p]
+  /// The sum over n is one fixed tree, whatever the rest of the batch. This is the definition, for decode and prefill alike: one
+  /// implementation, so that where a sequence is cut changes no bit. projected gives the time steps, convolved x, B and C. out:
+  /// Accumulator, (tokens, shape.inner()). States as in convolve.
+  virtual void scan(RecurrentId /*layer*/, const Matrix& /*projected*/, const Matrix& /*convolved*/,
+                    std::span<const SequenceSpan> /*sequences*/, const Matrix& /*out*/) {}
+
+  /// y: Accumulator, (tokens, inner). gate: the first inner columns of projected. out: Activation, (tokens, inner).
+  virtual void gated_norm(const Matrix& /*y*/, const Matrix& /*projected*/, const GatedNorm& /*norm*/, const Matrix& /*out*/) {}
+
+  /// out = max(x, 0)^2. x: Accumulator; out: Activation of the same shape.
+  virtual void relu_squared(const Matrix& /*x*/, const Matrix& /*out*/) {}
+
   /// out[i] = x[rows[i]], same format and columns.
   virtual void gather_rows(const Matrix& x, std::span<const std::int32_t> rows, const Matrix& out) = 0;
 
@@ -141,6 +221,14 @@ class Ops {
   virtual void read(const Matrix& x, std::span<float> out) const = 0;
   /// Fills the blocks with NaN in every layer.
   virtual void poison(std::span<const BlockId> blocks) = 0;
+  /// The same for states.
+  virtual void poison_states(std::span<const StateId> /*states*/) {}
+  /// Appends what the cache of one layer holds of one token (slot 0 .. kv_block_tokens-1 of block): its keys, then its values.
+  /// What bytes mean is the device's; equal contents give equal bytes. No operation runs meanwhile.
+  virtual void read_token(std::int32_t /*layer*/, BlockId /*block*/, std::int32_t /*slot*/,
+                          std::vector<std::byte>& /*out*/) const {}
+  /// The same for one recurrent layer's part of a state.
+  virtual void read_state(std::int32_t /*layer*/, StateId /*state*/, std::vector<std::byte>& /*out*/) const {}
 };
 
 }  // namespace rubato::engine

@@ -176,22 +176,12 @@ FieldErrors check_spec(const EngineSpec& spec, const FieldErrors& known) {
   check_devices(spec.devices, checker);
   for_each(knob_table,
            [&](const auto& knob) { check_bounds(spec.knobs.*knob.bounds, join_path("spec.knobs", knob.name), checker); });
+  checker.require(spec.prefix_caching.snapshot_tokens % kv_block_tokens == 0, "spec.prefixCaching.snapshotTokens", {},
+                  number(spec.prefix_caching.snapshot_tokens), "must be a multiple of " + number(kv_block_tokens));
   check_prefill_devices(spec, checker);
   check_budget(spec, checker);
   check_override(spec, checker);
   return std::move(checker.errors);
-}
-
-FieldErrors check_kv_memory(const EngineSpec& spec, std::int64_t kv_bytes_per_token) {
-  CHECK(kv_bytes_per_token > 0, "kv_bytes_per_token=", kv_bytes_per_token);
-  const std::int64_t blocks_needed = (spec.capacity.max_model_len + std::int64_t{kv_block_tokens} - 1) / kv_block_tokens;
-  const std::int64_t tokens_held = spec.capacity.kv_cache_memory / kv_bytes_per_token / kv_block_tokens * kv_block_tokens;
-  if (tokens_held / kv_block_tokens >= blocks_needed) return {};
-  return {{.field = "spec.capacity.kvCacheMemory",
-           .found = format_quantity(spec.capacity.kv_cache_memory),
-           .rule = "must hold at least one request of maxModelLen (" + number(spec.capacity.max_model_len) + ") tokens; at " +
-                   number(kv_bytes_per_token) + " bytes per token it holds " + number(tokens_held) + ": raise it to " +
-                   format_quantity(blocks_needed * kv_block_tokens * kv_bytes_per_token) + " or lower maxModelLen"}};
 }
 
 }  // namespace rubato

@@ -20,8 +20,4 @@ namespace rubato {
 /// All violated rules, except those that rest on a field of `known`, which has been reported already.
 [[nodiscard]] FieldErrors check_spec(const EngineSpec& spec, const FieldErrors& known = {});
 
-/// One more, once the model is known: kvCacheMemory must hold the keys and values of one request of maxModelLen tokens, in whole
-/// blocks.
-[[nodiscard]] FieldErrors check_kv_memory(const EngineSpec& spec, std::int64_t kv_bytes_per_token);
-
 }  // namespace rubato

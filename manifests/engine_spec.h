@@ -15,7 +15,9 @@
 namespace rubato {
 
 enum class DataType : std::uint8_t { Float32, BFloat16, Float16 };
-enum class Architecture : std::uint8_t { Llama };
+/// Llama: attention and feed-forward in every layer. Mamba2: recurrent layers alone. Hybrid: every layer has one of the two, and
+/// a feed-forward.
+enum class Architecture : std::uint8_t { Llama, Mamba2, Hybrid };
 
 /// A model made from a seed instead of files: real shapes and real work, no meaning. Used by the demo, benches and tests.
 struct SyntheticModel {
@@ -26,6 +28,12 @@ struct SyntheticModel {
   std::int32_t kv_heads = 0;
   std::int32_t head_size = 0;  // 0: hidden_size / heads
   std::int32_t feed_forward = 0;
+  std::int32_t attention_every = 0;  // Hybrid: of each so many layers the last one attends
+  std::int32_t mamba_heads = 0;      // Mamba2 and Hybrid, as all that follow
+  std::int32_t mamba_head_size = 64;
+  std::int32_t mamba_groups = 1;        // divides mamba_heads
+  std::int32_t state_size = 128;        // of each element of a head
+  std::int32_t convolution_window = 4;  // tokens that the convolution sees
   std::int32_t vocabulary = 0;
   bool tied_embeddings = true;
   std::uint64_t seed = 1;
@@ -66,6 +74,21 @@ struct LanesSpec {
 
   friend bool operator==(const LanesSpec&, const LanesSpec&) = default;
 };
+
+/// Blocks and states of what has been computed are kept for requests that begin with the same tokens, as long as nobody else
+/// needs the room; the longest unused go first. What a hit is worth is not computed again, and has the bits that computing would
+/// have given. Restart-only.
+struct PrefixCachingSpec {
+  bool enabled = true;
+  std::int32_t snapshot_tokens = 512;  // models with recurrent layers: a snapshot of the state every so many tokens, and at the
+                                       // last full block of a prompt. A multiple of kv_block_tokens
+
+  friend bool operator==(const PrefixCachingSpec&, const PrefixCachingSpec&) = default;
+};
+
+/// Trust: what tests have shown holds here too. Verify: the exactness checker runs on this machine, device and model before the
+/// first request, and a backend that fails it serves none.
+enum class Exactness : std::uint8_t { Trust, Verify };
 
 /// A request is good when its TTFT and its own p99 token gap are both within target.
 struct ObjectivesSpec {
@@ -140,6 +163,8 @@ struct EngineSpec {
   std::vector<std::string> devices{"cpu"};  // cpu | cpu:0 | cpu:1 ... or cuda:0 ..., all of one family. Restart-only.
   CapacitySpec capacity;
   LanesSpec lanes;
+  PrefixCachingSpec prefix_caching;
+  Exactness exactness = Exactness::Trust;  // restart-only
   ObjectivesSpec objectives;
   KnobsSpec knobs;
   TuningSpec tuning;

@@ -203,6 +203,17 @@ struct Fields<LanesSpec> {
 };
 
 template <>
+struct Fields<PrefixCachingSpec> {
+  static constexpr auto table() {
+    return std::tuple(
+        field("enabled", &PrefixCachingSpec::enabled, Switch{},
+              "Whether what prompts have in common is computed once and kept while there is room."),
+        field("snapshotTokens", &PrefixCachingSpec::snapshot_tokens, Whole{kv_block_tokens, 1 << 20},
+              "Models with recurrent layers: tokens from one snapshot of their state to the next; a multiple of 16."));
+  }
+};
+
+template <>
 struct Fields<ObjectivesSpec> {
   static constexpr auto table() {
     using namespace std::chrono_literals;
@@ -261,6 +272,12 @@ struct Fields<EngineSpec> {
         field("capacity", &EngineSpec::capacity, Group{}, "What is taken at start; live knobs stay within it.")
             .changes(Change::Restart),
         field("lanes", &EngineSpec::lanes, Group{}, "How lanes step together and hand sequences over.").changes(Change::Restart),
+        field("prefixCaching", &EngineSpec::prefix_caching, Group{},
+              "Reuse of what requests that begin with the same tokens have in common. It never changes an answer.")
+            .changes(Change::Restart),
+        field("exactness", &EngineSpec::exactness, OneOf{},
+              "Whether the exactness checker runs before the first request; a backend that fails it serves none.")
+            .changes(Change::Restart),
         field("objectives", &EngineSpec::objectives, Group{}, "A request is good when it meets both targets."),
         field("knobs", &EngineSpec::knobs, Group{}, "Where each knob starts and how far it may go."),
         field("tuning", &EngineSpec::tuning, Group{}, "How the tuner measures and when it searches."),

@@ -45,6 +45,12 @@ inline constexpr std::array enum_names<Reservation>{
     Named{Reservation::Early, "Early", "when the prefill is admitted"},
 };
 
+template <>
+inline constexpr std::array enum_names<Exactness>{
+    Named{Exactness::Trust, "Trust", "what the tests have shown holds here too"},
+    Named{Exactness::Verify, "Verify", "the exactness checker runs on this machine, device and model at start"},
+};
+
 // Not Off and On: many readers of YAML take these for booleans.
 template <>
 inline constexpr std::array enum_names<Lockstep>{
@@ -63,6 +69,8 @@ inline constexpr std::array enum_names<DataType>{
 template <>
 inline constexpr std::array enum_names<Architecture>{
     Named{Architecture::Llama, "Llama", "RMSNorm, rotary positions, grouped-query attention, SwiGLU"},
+    Named{Architecture::Mamba2, "Mamba2", "recurrent layers alone"},
+    Named{Architecture::Hybrid, "Hybrid", "attention or a recurrent layer, then SwiGLU, in every layer"},
 };
 
 template <class Enum>

@@ -19,10 +19,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "manifests/engine_spec.h"
 #include "manifests/result.h"
 #include "manifests/settings.h"
 #include "policies/accounting.h"
@@ -40,6 +42,7 @@ struct SequenceRequest {
   std::int32_t max_new_tokens = 0;  // >= 1; prompt + new <= the effective limit of the pool
   Duration ttft_target{};
   Duration itl_target{};
+  std::span<const BlockHash> prefix{};  // of the prompt's full blocks, in order; read by add() alone. Empty: nothing is cached
 };
 
 /// Fixed at start.
@@ -48,6 +51,10 @@ struct SchedulerLimits {
   std::int32_t max_num_seqs = 0;   // capacity; the live knob stays at or below it
   std::int32_t max_waiting = 0;    // sequences that may wait
   std::int32_t block_count = 0;    // KV blocks of kv_block_tokens each
+  std::int32_t state_count = 0;    // slots of recurrent state; 0: the model has no recurrent layer
+  bool blocks_hold_keys = true;    // false: no attention layer either, so that blocks only count tokens and a prefix hit needs
+                                   // nothing but a snapshot
+  PrefixCachingSpec prefix_caching{.enabled = false};
   std::int32_t token_tile =
       16;  // tokens the backend computes at once; a step's sum is cut to a multiple where nothing is lost by it
   std::int32_t growth_reserve_tokens = default_growth_reserve_tokens;  // see accounting.h; 0 admits most and preempts most
@@ -62,6 +69,8 @@ struct PlannedRow {
   bool samples = false;    // the row reaches the last known token: the step yields its next token
   bool decode = false;     // the next token of a running stream; recomputing after a preemption is a chunk like any other
   std::span<const BlockId> blocks;  // the sequence's block table, covering begin + count tokens
+  std::optional<StateUse> state;    // models with recurrent layers
+  std::int32_t cached_tokens = 0;   // of its first admission: tokens that came from the prefix cache
 };
 
 /// A step. Valid until the next call of plan() or complete(). An empty one is not a step: it is neither completed nor
@@ -79,6 +88,7 @@ struct StepPlan {
 struct RowOutcome {
   SequenceId id;
   bool finished = false;
+  std::optional<BlockHash> filled{};  // the sampled token is the last of a block: that block's. None: the block is not cached
 };
 
 /// Numbers for metrics and status; all are current, none resets.
@@ -88,6 +98,14 @@ struct SchedulerCounts {
   std::int32_t prefilling = 0;  // of running: still have prompt tokens to compute
   std::int32_t free_blocks = 0;
   std::int32_t block_count = 0;
+  std::int32_t states_running = 0;   // slots of running sequences
+  std::int32_t states_snapshot = 0;  // slots that hold snapshots
+  std::int32_t state_count = 0;
+  std::int32_t cached_blocks = 0;    // blocks that a prefix may hit, in use or not
+  std::uint64_t prefix_queries = 0;  // tokens of admitted sequences that were looked up in the prefix cache
+  std::uint64_t prefix_hits = 0;     // of those: found
+  std::uint64_t evicted_blocks = 0;  // cached blocks whose room was needed
+  std::uint64_t evicted_snapshots = 0;
   std::uint64_t preemptions = 0;
   std::int32_t decode_gap_steps_max = 0;   // largest number of consecutive steps a decoding sequence was left out, ever
   std::int32_t prefill_gap_steps_max = 0;  // the same for the oldest unfinished prefill, while it could run

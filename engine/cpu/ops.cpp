@@ -214,7 +214,7 @@ void CpuOps::embed_token(const Linear& linear, TokenId token, float* out) const 
   }
 }
 
-void CpuOps::embed(LinearId table, std::span<const TokenId> tokens, const Matrix& out) {
+void CpuOps::embed(LinearId table, std::span<const TokenId> tokens, float /*scale*/, const Matrix& out) {
   const Linear& linear = linear_at(table);
   const auto count = static_cast<std::int32_t>(tokens.size());
   const std::int32_t per_task = elementwise_rows(count);
@@ -247,7 +247,8 @@ void CpuOps::rms_norm(const Matrix& x, NormId weight, float epsilon, const Matri
   norm_rows(x, nullptr, weight, epsilon, out);
 }
 
-void CpuOps::add_rms_norm(const Matrix& x, const Matrix& delta, NormId weight, float epsilon, const Matrix& out) {
+void CpuOps::add_rms_norm(const Matrix& x, const Matrix& delta, float /*scale*/, NormId weight, float epsilon,
+                          const Matrix& out) {
   norm_rows(x, &delta, weight, epsilon, out);
 }
 

@@ -32,9 +32,9 @@ class CpuOps final : public HostOps {
   void load_bias(LinearId id, std::int32_t first_output, const TensorView& bias) override;
   Result<NormId> make_norm(const TensorView& weight) override;
   Result<void> make_cache(const AttentionShape& shape, std::span<const float> cosines, std::span<const float> sines) override;
-  void embed(LinearId table, std::span<const TokenId> tokens, const Matrix& out) override;
+  void embed(LinearId table, std::span<const TokenId> tokens, float scale, const Matrix& out) override;
   void rms_norm(const Matrix& x, NormId weight, float epsilon, const Matrix& out) override;
-  void add_rms_norm(const Matrix& x, const Matrix& delta, NormId weight, float epsilon, const Matrix& out) override;
+  void add_rms_norm(const Matrix& x, const Matrix& delta, float scale, NormId weight, float epsilon, const Matrix& out) override;
   void linear(LinearId id, const Matrix& x, const Matrix& out) override;
   void rope_and_store(const Matrix& qkv, std::int32_t layer, std::span<const SequenceSpan> sequences,
                       const std::optional<QueryKeyNorm>& norm, const Matrix& out) override;

@@ -24,8 +24,8 @@ constexpr std::int32_t eager_tokens_cost = 96;  // launching a step kernel by ke
 // ---- steps
 
 /// Queues the pass over what staging holds: attention's work list, the layers, sampling, and the copy of the results. selected:
-/// see LlamaModel::forward. Returns where the logits will be.
-Result<Matrix> CudaBackend::queue_pass(CudaOps& ops, LlamaModel& model, const Stream& stream, std::int32_t tokens,
+/// see Decoder::forward. Returns where the logits will be.
+Result<Matrix> CudaBackend::queue_pass(CudaOps& ops, Decoder& model, const Stream& stream, std::int32_t tokens,
                                        std::span<const std::int32_t> selected) {
   ops.move_to(stream);
   ops.begin_pass();
@@ -193,8 +193,7 @@ Result<std::unique_ptr<StepShapes>> CudaBackend::build_shapes(const policies::St
 
 // ---- blocks
 
-Result<void> CudaBackend::copy_blocks(const Backend& source, std::span<const BlockCopy> copies,
-                                      const std::function<bool()>& allowed) {
+Result<void> CudaBackend::copy_blocks(const Backend& source, const CacheCopies& copies, const std::function<bool()>& allowed) {
   const auto* const other = dynamic_cast<const CudaBackend*>(&source);
   if (other == nullptr)
     return unexpected(ErrorCode::InvalidArgument, "blocks of '" + source.description() + "' cannot come to " + description());
@@ -203,7 +202,7 @@ Result<void> CudaBackend::copy_blocks(const Backend& source, std::span<const Blo
       other->options_.dtype != options_.dtype) {
     return unexpected(ErrorCode::InvalidArgument, "blocks of another model or element type cannot come to " + description());
   }
-  return copier_.copy(ops_->cache(), other->ops_->cache(), other->facts_.index, copies, allowed);
+  return copier_.copy(ops_->cache(), other->ops_->cache(), other->facts_.index, copies.blocks, allowed);
 }
 
 }  // namespace rubato::engine::cuda

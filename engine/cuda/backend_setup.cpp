@@ -55,7 +55,7 @@ Result<void> CudaBackend::load(WeightSource& weights) {
                                                        staging_.batch(), places_.whole().step);
   if (!ops) return Unexpected(std::move(ops).error());
   ops_ = std::move(*ops);
-  Result<LlamaModel> model = LlamaModel::make(config_, weights, options_, *ops_);
+  Result<Decoder> model = Decoder::make(config_, weights, options_, *ops_);
   if (!model) return Unexpected(std::move(model).error());
   model_.emplace(std::move(*model));
   if (Result<void> finished = ops_->finish_loading(); !finished) return finished;
@@ -76,7 +76,7 @@ Result<void> CudaBackend::load_beside(const CudaBackend& first) {
   Result<std::unique_ptr<CudaOps>> ops = first.ops_->beside(staging_.batch(), places_.whole().step);
   if (!ops) return Unexpected(std::move(ops).error());
   ops_ = std::move(*ops);
-  Result<LlamaModel> model = first.model_->beside(options_, *ops_);
+  Result<Decoder> model = first.model_->beside(options_, *ops_);
   if (!model) return Unexpected(std::move(model).error());
   model_.emplace(std::move(*model));
   products_ = first.products_;

@@ -22,7 +22,7 @@
 #include "engine/cuda/sampling_regions.h"
 #include "engine/cuda/shapes.h"
 #include "engine/cuda/staging.h"
-#include "engine/models/llama.h"
+#include "engine/models/decoder.h"
 #include "manifests/check.h"
 
 namespace rubato::engine::cuda {
@@ -73,7 +73,7 @@ class CudaBackend final : public Backend {
     places_.use_share(percent);
   }
   [[nodiscard]] DeviceShare share() const override { return places_.share(); }
-  [[nodiscard]] Result<void> copy_blocks(const Backend& source, std::span<const BlockCopy> copies,
+  [[nodiscard]] Result<void> copy_blocks(const Backend& source, const CacheCopies& copies,
                                          const std::function<bool()>& allowed) override;
   void capture_logits(bool on) override { capture_logits_ = on; }
   void released(std::span<const BlockId> blocks) override {
@@ -99,7 +99,7 @@ class CudaBackend final : public Backend {
   [[nodiscard]] Result<void> load(WeightSource& weights);
   [[nodiscard]] Result<void> load_beside(const CudaBackend& first);
   [[nodiscard]] Result<void> finish_set_up();
-  [[nodiscard]] Result<Matrix> queue_pass(CudaOps& ops, LlamaModel& model, const Stream& stream, std::int32_t tokens,
+  [[nodiscard]] Result<Matrix> queue_pass(CudaOps& ops, Decoder& model, const Stream& stream, std::int32_t tokens,
                                           std::span<const std::int32_t> selected);
   [[nodiscard]] Result<Matrix> queue_step(std::span<const StepRow> rows, const std::optional<Places::Part>& part,
                                           StepResult& result);
@@ -118,8 +118,8 @@ class CudaBackend final : public Backend {
   BlockCopier copier_;
   std::unique_ptr<CudaOps> ops_;
   std::unique_ptr<CudaOps> build_ops_;  // the same memory, for the builder's thread
-  std::optional<LlamaModel> model_;
-  std::optional<LlamaModel> build_model_;
+  std::optional<Decoder> model_;
+  std::optional<Decoder> build_model_;
   std::vector<TokenId> zeros_;  // counts that a pass over device metadata is given; the contents are the batch's
   std::vector<SamplingInput> inputs_;
   std::unique_ptr<CudaShapes> shapes_;

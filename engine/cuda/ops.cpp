@@ -305,7 +305,7 @@ void CudaOps::begin_pass() {
   plan_attention(stream_->get(), scratch_->attention_plan, scratch_->batch);
 }
 
-void CudaOps::embed(LinearId table, std::span<const TokenId> /*tokens: the batch's*/, const Matrix& out) {
+void CudaOps::embed(LinearId table, std::span<const TokenId> /*tokens: the batch's*/, float /*scale*/, const Matrix& out) {
   cuda::embed(stream_->get(), memory_->limits.dtype, memory_->linears[static_cast<std::size_t>(table.value)].weights.data(),
               scratch_->batch, accumulators(out));
 }
@@ -314,7 +314,8 @@ void CudaOps::rms_norm(const Matrix& x, NormId weight, float epsilon, const Matr
   cuda::add_rms_norm(stream_->get(), memory_->limits.dtype, accumulators(x), {}, norm_weight(weight), epsilon, activations(out));
 }
 
-void CudaOps::add_rms_norm(const Matrix& x, const Matrix& delta, NormId weight, float epsilon, const Matrix& out) {
+void CudaOps::add_rms_norm(const Matrix& x, const Matrix& delta, float /*scale*/, NormId weight, float epsilon,
+                           const Matrix& out) {
   cuda::add_rms_norm(stream_->get(), memory_->limits.dtype, accumulators(x), accumulators(delta), norm_weight(weight), epsilon,
                      activations(out));
 }

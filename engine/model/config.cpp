@@ -7,20 +7,13 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "engine/model/config_ranges.h"
 #include "engine/model/json_object.h"
 
 namespace rubato::engine {
 namespace {
 
 constexpr std::int64_t file_size_max = 4 << 20;
-constexpr JsonObject::IntegerRange hidden_range{.min = 1, .max = 1 << 17};
-constexpr JsonObject::IntegerRange layers_range{.min = 1, .max = 1024};
-constexpr JsonObject::IntegerRange heads_range{.min = 1, .max = 1024};
-constexpr JsonObject::IntegerRange head_size_range{.min = 2, .max = 1024};
-constexpr JsonObject::IntegerRange feed_forward_range{.min = 1, .max = 1 << 20};
-constexpr JsonObject::IntegerRange vocabulary_range{.min = 1, .max = 1 << 22};
-constexpr JsonObject::IntegerRange position_range{.min = 1, .max = 1 << 24};
-
 /// What a family assumes when its config.json leaves a key out. Source: the configuration classes of Hugging Face transformers.
 struct Family {
   const char* architecture;
@@ -250,6 +243,8 @@ Result<ModelConfig> read_model_config(const std::filesystem::path& folder) {
   read_options(json, *family, config);
   read_rope(json, config);
   check_window(json, *family, config);
+  config.rotary_size = config.head_size;
+  config.sublayers = llama_sublayers(config.layers);
   read_special_tokens(json, config);
 
   const std::filesystem::path generation_path = folder / "generation_config.json";
@@ -261,53 +256,6 @@ Result<ModelConfig> read_model_config(const std::filesystem::path& folder) {
     read_special_tokens(generation_json, config);
   }
   if (!errors.empty()) return joined(errors);
-  return config;
-}
-
-Result<ModelConfig> synthetic_model_config(const SyntheticModel& model) {
-  struct Field {
-    const char* name;
-    std::int32_t value;
-    JsonObject::IntegerRange range;
-  };
-  const std::int32_t head_size = model.head_size != 0 || model.heads <= 0 ? model.head_size : model.hidden_size / model.heads;
-  const Field fields[] = {
-      {"hiddenSize", model.hidden_size, hidden_range},
-      {"layers", model.layers, layers_range},
-      {"heads", model.heads, heads_range},
-      {"kvHeads", model.kv_heads, heads_range},
-      {"headSize", head_size, head_size_range},
-      {"feedForward", model.feed_forward, feed_forward_range},
-      {"vocabulary", model.vocabulary, vocabulary_range},
-  };
-  const auto refused = [](const char* name, const std::string& what) {
-    const std::string field = std::string("spec.model.synthetic.") + name;
-    return unexpected(ErrorCode::InvalidArgument, field, field + ": " + what);
-  };
-  for (const Field& field : fields) {
-    if (field.value < field.range.min || field.value > field.range.max) {
-      return refused(field.name, std::to_string(field.value) + " is outside " + std::to_string(field.range.min) + ".." +
-                                     std::to_string(field.range.max));
-    }
-  }
-  if (model.heads % model.kv_heads != 0) {
-    return refused("kvHeads", std::to_string(model.kv_heads) + " does not divide heads, " + std::to_string(model.heads));
-  }
-  if (model.head_size == 0 && model.hidden_size % model.heads != 0) {
-    return refused("heads", std::to_string(model.heads) + " does not divide hiddenSize, " + std::to_string(model.hidden_size));
-  }
-  if (head_size % 2 != 0) return refused("headSize", std::to_string(head_size) + " is odd");
-  ModelConfig config;
-  config.architecture = "LlamaForCausalLM";
-  config.hidden_size = model.hidden_size;
-  config.layers = model.layers;
-  config.heads = model.heads;
-  config.kv_heads = model.kv_heads;
-  config.head_size = head_size;
-  config.feed_forward = model.feed_forward;
-  config.vocabulary = model.vocabulary;
-  config.max_position = static_cast<std::int32_t>(position_range.max);  // rope knows no limit; capacity sets it
-  config.tied_embeddings = model.tied_embeddings;
   return config;
 }
 

@@ -17,7 +17,7 @@ namespace rubato::engine {
 Result<std::unique_ptr<Backend>> HostBackend::make(const ModelConfig& config, WeightSource& weights,
                                                    const BackendOptions& options, std::unique_ptr<HostOps> ops,
                                                    std::string description) {
-  Result<LlamaModel> model = LlamaModel::make(config, weights, options, *ops);
+  Result<Decoder> model = Decoder::make(config, weights, options, *ops);
   if (!model) return Unexpected(std::move(model).error());
   std::unique_ptr<HostBackend> backend(
       new HostBackend(config, options, std::move(ops), std::move(model).value(), std::move(description)));
@@ -29,7 +29,7 @@ Result<std::unique_ptr<Backend>> HostBackend::make(const ModelConfig& config, We
   return std::unique_ptr<Backend>(std::move(backend));
 }
 
-HostBackend::HostBackend(const ModelConfig& config, const BackendOptions& options, std::unique_ptr<HostOps> ops, LlamaModel model,
+HostBackend::HostBackend(const ModelConfig& config, const BackendOptions& options, std::unique_ptr<HostOps> ops, Decoder model,
                          std::string description)
     : config_(config), options_(options), ops_(std::move(ops)), model_(std::move(model)), description_(std::move(description)) {
   tokens_.reserve(static_cast<std::size_t>(options.max_tokens_per_step));
@@ -70,7 +70,7 @@ Result<std::unique_ptr<Backend>> HostBackend::make_sibling() {
   try {
     Result<std::unique_ptr<HostOps>> ops = ops_->make_sibling();
     if (!ops) return Unexpected(std::move(ops).error());
-    Result<LlamaModel> model = model_.beside(options_, **ops);
+    Result<Decoder> model = model_.beside(options_, **ops);
     if (!model) return Unexpected(std::move(model).error());
     auto* sibling = new HostBackend(config_, options_, std::move(*ops), std::move(*model), description_);
     return std::unique_ptr<Backend>(sibling);
@@ -110,15 +110,14 @@ Result<void> HostBackend::check_source(const HostBackend& source) const {
   return ops_->check_source(*source.ops_);
 }
 
-Result<void> HostBackend::copy_blocks(const Backend& source, std::span<const BlockCopy> copies,
-                                      const std::function<bool()>& allowed) {
+Result<void> HostBackend::copy_blocks(const Backend& source, const CacheCopies& copies, const std::function<bool()>& allowed) {
   const auto* host = dynamic_cast<const HostBackend*>(&source);
   if (host == nullptr) {
     return unexpected(ErrorCode::InvalidArgument,
                       "copy_blocks: '" + description_ + "' takes no blocks of '" + source.description() + "'");
   }
   if (Result<void> checked = check_source(*host); !checked) return checked;
-  for (const BlockCopy& copy : copies) {
+  for (const BlockCopy& copy : copies.blocks) {
     CHECK(copy.from.value >= 0 && copy.from.value < host->options_.block_count, "from=", copy.from.value);
     CHECK(copy.to.value >= 0 && copy.to.value < options_.block_count, "to=", copy.to.value);
     if (!allowed()) return unexpected(ErrorCode::Cancelled, "copy_blocks: the copy was called off");

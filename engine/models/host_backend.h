@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "engine/backend.h"
-#include "engine/models/llama.h"
+#include "engine/models/decoder.h"
 #include "engine/ops.h"
 
 namespace rubato::engine {
@@ -71,7 +71,7 @@ class HostBackend final : public Backend {
   [[nodiscard]] Result<std::unique_ptr<Backend>> make_sibling() override;
   void use_share(std::int32_t percent) override { ops_->use_share(percent); }
   [[nodiscard]] DeviceShare share() const override { return ops_->share(); }
-  [[nodiscard]] Result<void> copy_blocks(const Backend& source, std::span<const BlockCopy> copies,
+  [[nodiscard]] Result<void> copy_blocks(const Backend& source, const CacheCopies& copies,
                                          const std::function<bool()>& allowed) override;
   void capture_logits(bool on) override { capture_logits_ = on; }
   void released(std::span<const BlockId> blocks) override;
@@ -79,7 +79,7 @@ class HostBackend final : public Backend {
   [[nodiscard]] std::string description() const override { return description_; }
 
  private:
-  HostBackend(const ModelConfig& config, const BackendOptions& options, std::unique_ptr<HostOps> ops, LlamaModel model,
+  HostBackend(const ModelConfig& config, const BackendOptions& options, std::unique_ptr<HostOps> ops, Decoder model,
               std::string description);
   void flatten(std::span<const StepRow> rows);
   /// From the embedding to the samples of the step that flatten() laid out.
@@ -90,7 +90,7 @@ class HostBackend final : public Backend {
   ModelConfig config_;
   BackendOptions options_;
   std::unique_ptr<HostOps> ops_;
-  LlamaModel model_;
+  Decoder model_;
   std::string description_;
   bool capture_logits_ = false;
 

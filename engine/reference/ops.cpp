@@ -86,7 +86,7 @@ Result<void> ReferenceOps::make_cache(const AttentionShape& shape, std::span<con
   return {};
 }
 
-void ReferenceOps::embed(LinearId table, std::span<const TokenId> tokens, const Matrix& out) {
+void ReferenceOps::embed(LinearId table, std::span<const TokenId> tokens, float /*scale*/, const Matrix& out) {
   const Linear& linear = memory_->linears.at(static_cast<std::size_t>(table.value));
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     const float* from = linear.weights.data() + static_cast<std::int64_t>(tokens[i]) * linear.shape.inputs;
@@ -100,7 +100,8 @@ void ReferenceOps::rms_norm(const Matrix& x, NormId weight, float epsilon, const
   }
 }
 
-void ReferenceOps::add_rms_norm(const Matrix& x, const Matrix& delta, NormId weight, float epsilon, const Matrix& out) {
+void ReferenceOps::add_rms_norm(const Matrix& x, const Matrix& delta, float /*scale*/, NormId weight, float epsilon,
+                                const Matrix& out) {
   for (std::int32_t row = 0; row < x.rows; ++row) {
     for (std::int32_t i = 0; i < x.columns; ++i) row_of(x, row)[i] += row_of(delta, row)[i];
   }

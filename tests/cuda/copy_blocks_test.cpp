@@ -66,7 +66,7 @@ TEST_F(CudaCopies, a_sequence_goes_on_in_another_pool_with_the_same_bits) {
   Runner from(make(0), sequences);
   Runner to(make(other_device), moved);
   EXPECT_TRUE(same_bits(from.step({{0, 0, 60}}), expected.at(59)));
-  const Result<void> copied = to.backend().copy_blocks(from.backend(), all_blocks(0), always);
+  const Result<void> copied = to.backend().copy_blocks(from.backend(), {.blocks = all_blocks(0)}, always);
   ASSERT_TRUE(copied) << copied.error().message;
   for (std::int32_t position = 60; position < 70; ++position)
     EXPECT_TRUE(same_bits(to.step({{0, position, 1}}), expected.at(position))) << "position " << position;
@@ -81,7 +81,7 @@ TEST_F(CudaCopies, blocks_travel_while_both_lanes_step) {
   Runner from(make(0), sequences);
   Runner to(make(other_device), moved);
   from.step({{0, 0, 60}});
-  std::jthread copying([&] { EXPECT_TRUE(to.backend().copy_blocks(from.backend(), all_blocks(0), always)); });
+  std::jthread copying([&] { EXPECT_TRUE(to.backend().copy_blocks(from.backend(), {.blocks = all_blocks(0)}, always)); });
   std::jthread prefilling([&] {
     // Reads blocks that are being copied.
     EXPECT_TRUE(same_bits(from.step({{0, 60, 4}, {1, 0, 40}}), [&] {
@@ -103,14 +103,14 @@ TEST_F(CudaCopies, what_is_no_longer_allowed_is_not_written) {
   const std::vector<BlockCopy> copies = all_blocks(0);
   ASSERT_EQ(copies.size(), 5U);
   int asked = 0;
-  const Result<void> stopped = to.backend().copy_blocks(from.backend(), copies, [&] { return ++asked < 3; });
+  const Result<void> stopped = to.backend().copy_blocks(from.backend(), {.blocks = copies}, [&] { return ++asked < 3; });
   ASSERT_FALSE(stopped);
   EXPECT_EQ(stopped.error().code, ErrorCode::Cancelled);
   EXPECT_EQ(asked, 3) << "once it says no, it is not asked again";
   // What was not brought is still the poison of an empty pool.
   to.step({{0, 69, 1}});
   EXPECT_EQ(to.result().sample_valid, std::vector<bool>{false});
-  ASSERT_TRUE(to.backend().copy_blocks(from.backend(), copies, always));
+  ASSERT_TRUE(to.backend().copy_blocks(from.backend(), {.blocks = copies}, always));
   EXPECT_TRUE(same_bits(to.step({{0, 69, 1}}), expected));
 }
 
@@ -122,9 +122,9 @@ TEST_F(CudaCopies, a_pool_takes_blocks_of_its_own_for_other_numbers) {
   // Two blocks one further up: what one copy reads the next one writes, so they may not travel together.
   const BlockId begin{7};
   const std::vector<BlockCopy> apart{{.from = sequences[0].blocks[0], .to = {8}}, {.from = sequences[0].blocks[1], .to = {9}}};
-  ASSERT_TRUE(sibling->copy_blocks(lane.backend(), apart, always));
+  ASSERT_TRUE(sibling->copy_blocks(lane.backend(), {.blocks = apart}, always));
   const std::vector<BlockCopy> shift{{.from = {8}, .to = begin}, {.from = {9}, .to = {8}}};
-  ASSERT_TRUE(sibling->copy_blocks(lane.backend(), shift, always));
+  ASSERT_TRUE(sibling->copy_blocks(lane.backend(), {.blocks = shift}, always));
   std::vector<Sequence> there = sequences;
   there[0].blocks[0] = begin;
   there[0].blocks[1] = {8};
@@ -141,7 +141,7 @@ TEST_F(CudaCopies, blocks_of_another_kind_are_refused) {
   const auto other = make_cuda_backend(other_config, *other_weights, options(), 0).value();
   const std::vector<BlockCopy> copies{{.from = {0}, .to = {1}}};
   for (const Backend* source : {reference.get(), other.get()}) {
-    const Result<void> refused = backend->copy_blocks(*source, copies, always);
+    const Result<void> refused = backend->copy_blocks(*source, {.blocks = copies}, always);
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().code, ErrorCode::InvalidArgument);
   }
@@ -157,7 +157,7 @@ TEST_F(CudaCopies, neighbours_travel_together_and_no_step_stream_is_touched) {
                                       {.from = {5}, .to = {22}},
                                       {.from = {6}, .to = {30}},
                                       {.from = {9}, .to = {31}}};
-  ASSERT_TRUE(to->copy_blocks(*from, copies, always));
+  ASSERT_TRUE(to->copy_blocks(*from, {.blocks = copies}, always));
   int queued = 0;
   int stream = 0;
   for (const cuda_host::LogEntry& entry : cuda_host::log()) {

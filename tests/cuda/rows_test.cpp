@@ -115,7 +115,7 @@ TEST_P(RowsTest, norm_matches_the_reference_and_adds_exactly) {
     EXPECT_LT(relative_error(normed.out, values_of(out)), tolerance) << columns;
     EXPECT_TRUE(same_bits(normed.x, inputs.x)) << columns;
 
-    reference.add_rms_norm(x, matrix(*inputs.delta), weight, epsilon, out);
+    reference.add_rms_norm(x, matrix(*inputs.delta), 1.0F, weight, epsilon, out);
     for (const RowLayout layout : {RowLayout(), aligned, misaligned}) {
       const Norm added = run_norm(inputs, layout);
       EXPECT_LT(relative_error(added.out, values_of(out)), tolerance) << columns;

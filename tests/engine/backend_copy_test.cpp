@@ -82,7 +82,7 @@ TEST_P(CopyTest, a_sequence_goes_on_in_another_pool_with_the_bits_of_an_undistur
   source.step({{0, 0, 37}});
   ASSERT_NE(there_[0].blocks[0].value, here_[0].blocks[0].value);
   const std::vector<BlockCopy> copies = copies_of(there_[0], here_[0]);
-  ASSERT_TRUE(target.backend().copy_blocks(source.backend(), copies, always));
+  ASSERT_TRUE(target.backend().copy_blocks(source.backend(), {.blocks = copies}, always));
   EXPECT_TRUE(same_bits(target.step({{0, 37, 1}}), want.at(37)));
   EXPECT_TRUE(same_bits(target.step({{0, 38, 62}}), want.at(99)));
   EXPECT_TRUE(same_bits(source.step({{0, 37, 20}}), want.at(56)));  // the source still has its own
@@ -93,11 +93,11 @@ TEST_P(CopyTest, within_one_pool_and_onto_itself_is_allowed) {
   Runner one = runner(source_blocks, elsewhere);
   const Logits want = (one.step({{0, 0, 32}}), one.step({{0, 32, 1}}));
   std::vector<BlockCopy> copies = copies_of(elsewhere[0], elsewhere[0]);
-  ASSERT_TRUE(one.backend().copy_blocks(one.backend(), copies, always));
+  ASSERT_TRUE(one.backend().copy_blocks(one.backend(), {.blocks = copies}, always));
   EXPECT_TRUE(same_bits(one.step({{0, 32, 1}}), want));
   // The other sequence's blocks, and the first sequence's token in front of them.
   copies = copies_of(elsewhere[0], elsewhere[1]);
-  ASSERT_TRUE(one.backend().copy_blocks(one.backend(), copies, always));
+  ASSERT_TRUE(one.backend().copy_blocks(one.backend(), {.blocks = copies}, always));
   const SamplingState greedy({.temperature = 0.0}, {}, config_.vocabulary);
   const StepRow row{.position = 32,
                     .tokens = std::span(elsewhere[0].tokens).subspan(32, 1),
@@ -113,7 +113,7 @@ TEST_P(CopyTest, nothing_more_is_written_once_it_is_no_longer_allowed) {
   source.step({{0, 0, 100}});
   const std::vector<BlockCopy> copies = copies_of(there_[0], here_[0]);
   int asked = 0;
-  const Result<void> copied = target.backend().copy_blocks(source.backend(), copies, [&] { return ++asked <= 2; });
+  const Result<void> copied = target.backend().copy_blocks(source.backend(), {.blocks = copies}, [&] { return ++asked <= 2; });
   ASSERT_FALSE(copied);
   EXPECT_EQ(copied.error().code, ErrorCode::Cancelled);
   EXPECT_EQ(asked, 3);
@@ -137,7 +137,7 @@ TEST_P(CopyTest, copies_beside_running_steps_of_both_change_no_bit) {
     });
     std::thread copier([&] {
       const std::vector<BlockCopy> all = copies_of(there_[0], here_[0]);
-      EXPECT_TRUE(target.backend().copy_blocks(source.backend(), std::span(all).first(4), always));
+      EXPECT_TRUE(target.backend().copy_blocks(source.backend(), {.blocks = std::span(all).first(4)}, always));
     });
     const auto beside = target.chunked(2, 7);
     copier.join();
@@ -154,7 +154,7 @@ TEST(Copy, what_does_not_fit_is_refused_by_name) {
   const std::unique_ptr<Backend> target = make_one(make_cpu_backend, config, DataType::Float32, 8);
   const std::vector<BlockCopy> copies{{.from = BlockId{0}, .to = BlockId{1}}};
   const auto refuses = [&](const Backend& source, const std::string& what, const std::string& there) {
-    const Result<void> copied = target->copy_blocks(source, copies, [] {
+    const Result<void> copied = target->copy_blocks(source, {.blocks = copies}, [] {
       ADD_FAILURE() << "asked for a block";
       return true;
     });
@@ -200,7 +200,7 @@ TEST(Copy, blocks_that_other_kernels_wrote_are_refused) {
   const std::unique_ptr<Backend> one = cpu::make_backend(config, *weights, options, paths[0]).value();
   const std::unique_ptr<Backend> other = cpu::make_backend(config, *weights, options, paths[1]).value();
   const std::vector<BlockCopy> copies{{.from = BlockId{0}, .to = BlockId{1}}};
-  const Result<void> copied = one->copy_blocks(*other, copies, always);
+  const Result<void> copied = one->copy_blocks(*other, {.blocks = copies}, always);
   ASSERT_FALSE(copied);
   EXPECT_EQ(copied.error().field, "kernels");
 }

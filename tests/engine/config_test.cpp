@@ -322,9 +322,10 @@ TEST(Config, sizes_follow_from_the_tensors) {
   EXPECT_EQ(config.parameter_count(), matrices + 5 * 64);
   EXPECT_EQ(weight_bytes(config, DataType::BFloat16), matrices * 2 + 5 * 64 * 4);
   EXPECT_EQ(config.kv_bytes_per_token(DataType::Float32), 2 * 2 * 2 * 16 * 4);
-  EXPECT_EQ(kv_block_count(config, DataType::Float32, 1 << 20), (1 << 20) / (512 * 16));
-  EXPECT_EQ(kv_block_count(config, DataType::Float32, 512 * 16 - 1), 0);
-  EXPECT_EQ(kv_block_count(config, DataType::BFloat16, -5), 0);
+  const auto blocks = [&](std::int64_t bytes) { return cache_size(config, DataType::Float32, {.bytes = bytes}).block_count; };
+  EXPECT_EQ(blocks(1 << 20), (1 << 20) / (512 * 16));
+  EXPECT_EQ(blocks(512 * 16 - 1), 0);
+  EXPECT_EQ(blocks(-5), 0);
   config.tied_embeddings = true;
   EXPECT_EQ(config.parameter_count(), matrices + 5 * 64 - 256 * 64);
   config.attention_bias = true;

@@ -158,7 +158,7 @@ TEST_P(OpsTest, rms_norm_matches_the_reference_and_its_bits_ignore_the_batch) {
       const Matrix in = device.matrix(count, columns, Format::Accumulator, part(x));
       const Matrix add = device.matrix(count, columns, Format::Accumulator, part(delta));
       const Matrix out = device.matrix(count, columns, Format::Activation);
-      device.ops->add_rms_norm(in, add, norm, 1e-5F, out);
+      device.ops->add_rms_norm(in, add, 1.0F, norm, 1e-5F, out);
       Values result = device.read(out);
       const Values sum = device.read(in);
       result.insert(result.end(), sum.begin(), sum.end());
@@ -180,7 +180,7 @@ TEST_P(OpsTest, embed_returns_the_rows_of_the_table) {
   const LinearId id = load(cpu_, shape, table, nullptr);
   std::vector<TokenId> tokens{0, 150, 63, 64, 150, 1, 2, 3, 4, 5, 6, 7, 8, 99};
   const Matrix out = cpu_.matrix(static_cast<std::int32_t>(tokens.size()), 37, Format::Accumulator);
-  cpu_.ops->embed(id, tokens, out);
+  cpu_.ops->embed(id, tokens, 1.0F, out);
   const Values got = cpu_.read(out);
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     for (std::size_t j = 0; j < 37; ++j) EXPECT_EQ(got[i * 37 + j], table.values[static_cast<std::size_t>(tokens[i]) * 37 + j]);

@@ -176,19 +176,5 @@ TEST(DeviceName, cpu_is_cpu_0_and_nothing_else_has_two_names) {
     EXPECT_EQ(parse_device(other), std::nullopt) << other;
 }
 
-TEST(Checks, memory_must_hold_one_request_of_the_longest_length_in_whole_blocks) {
-  EngineSpec spec = good_spec();
-  spec.capacity.max_model_len = 33;  // three blocks of 16
-  spec.capacity.kv_cache_memory = 48 * 100;
-  EXPECT_TRUE(check_kv_memory(spec, 100).empty());
-  spec.capacity.kv_cache_memory = 48 * 100 - 1;
-  const FieldErrors errors = check_kv_memory(spec, 100);
-  ASSERT_EQ(errors.size(), 1U);
-  EXPECT_EQ(errors[0].field, "spec.capacity.kvCacheMemory");
-  EXPECT_EQ(describe(errors[0]),
-            "4799 must hold at least one request of maxModelLen (33) tokens; at 100 bytes per token it holds 32: raise it to "
-            "4800 or lower maxModelLen");
-}
-
 }  // namespace
 }  // namespace rubato

@@ -41,6 +41,8 @@ spec:
   devices: [cuda:3, "cuda:1", cuda:0]
   capacity: {maxModelLen: 1024, maxNumSeqs: 16, maxWaiting: 7, kvCacheMemory: 0.5Gi, cpuThreads: 3}
   lanes: {lockstep: Aligned, maxHandoffs: 65, handoffLease: 11s}
+  prefixCaching: {enabled: false, snapshotTokens: 4096}
+  exactness: Verify
   objectives: {ttft: 1h, itl: 12500us, attainment: 95}
   knobs:
     maxNumBatchedTokens: {initial: 300, min: 40, max: 3000}
@@ -79,6 +81,8 @@ spec:
   expected.spec.capacity = {
       .max_model_len = 1024, .max_num_seqs = 16, .max_waiting = 7, .kv_cache_memory = 512LL << 20, .cpu_threads = 3};
   expected.spec.lanes = {.lockstep = Lockstep::Aligned, .max_handoffs = 65, .handoff_lease = 11s};
+  expected.spec.prefix_caching = {.enabled = false, .snapshot_tokens = 4096};
+  expected.spec.exactness = Exactness::Verify;
   expected.spec.objectives = {.ttft = 1h, .itl = 12500us, .attainment = 95};
   expected.spec.knobs.max_num_batched_tokens = {.initial = 300, .min = 40, .max = 3000};
   expected.spec.knobs.priority_policy = {.initial = PriorityPolicy::ShortestFirst,
@@ -246,6 +250,15 @@ TEST(ReadManifest, misspelt_values_and_keys_come_with_a_suggestion_and_what_is_a
 TEST(ReadManifest, a_range_error_says_what_was_found_and_what_is_allowed) {
   EXPECT_EQ(errors_of(manifest_with("  knobs:\n    maxNumBatchedTokens:\n      initial: 512\n      min: 0")),
             "chat.yaml:9:12 spec.knobs.maxNumBatchedTokens.min: 0 is outside 1..65536\n");
+}
+
+TEST(ReadManifest, snapshots_lie_at_the_ends_of_blocks) {
+  EXPECT_EQ(errors_of(manifest_with("  prefixCaching: {snapshotTokens: 16}")), "good");
+  EXPECT_EQ(errors_of(manifest_with("  prefixCaching: {snapshotTokens: 100}")),
+            "chat.yaml:6:35 spec.prefixCaching.snapshotTokens: 100 must be a multiple of 16\n");
+  EXPECT_EQ(errors_of(manifest_with("  prefixCaching: {snapshotTokens: 15}")),
+            "chat.yaml:6:35 spec.prefixCaching.snapshotTokens: 15 is outside 16..1048576\n");
+  EXPECT_EQ(errors_of(manifest_with("  exactness: yes")), "chat.yaml:6:14 spec.exactness: yes must be one of Trust, Verify\n");
 }
 
 TEST(ReadManifest, lanes_are_within_their_ranges) {

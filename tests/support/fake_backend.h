@@ -94,7 +94,7 @@ class FakeBackend final : public engine::Backend {
     return std::unique_ptr<engine::Backend>(std::make_unique<FakeBackend>(options_, cells_));
   }
 
-  [[nodiscard]] Result<void> copy_blocks(const engine::Backend& source, std::span<const BlockCopy> copies,
+  [[nodiscard]] Result<void> copy_blocks(const engine::Backend& source, const engine::CacheCopies& copies,
                                          const std::function<bool()>& allowed) override {
     const auto& from = dynamic_cast<const FakeBackend&>(source);
     for (const BlockCopy& copy : copies) {

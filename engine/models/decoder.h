@@ -14,23 +14,23 @@
 namespace rubato::engine {
 
 /// Not thread-safe; its backend calls it. After make() nothing allocates.
-class LlamaModel {
+class Decoder {
  public:
   /// Loads every tensor and takes scratch for options' largest step. ops must outlive the model. Errors: a missing or misshapen
   /// tensor (named), memory that cannot be had.
-  [[nodiscard]] static Result<LlamaModel> make(const ModelConfig& config, WeightSource& weights, const BackendOptions& options,
-                                               Ops& ops);
+  [[nodiscard]] static Result<Decoder> make(const ModelConfig& config, WeightSource& weights, const BackendOptions& options,
+                                            Ops& ops);
 
   /// The same weights, cache and scratch through another Ops that shares them (a device's second queue).
-  [[nodiscard]] LlamaModel through(Ops& ops) const {
-    LlamaModel model = *this;
+  [[nodiscard]] Decoder through(Ops& ops) const {
+    Decoder model = *this;
     model.ops_ = &ops;
     return model;
   }
 
   /// The same weights and cache through another Ops over them, with scratch of that Ops' own: both models may be in a pass at
   /// once. options as in make().
-  [[nodiscard]] Result<LlamaModel> beside(const BackendOptions& options, Ops& ops) const;
+  [[nodiscard]] Result<Decoder> beside(const BackendOptions& options, Ops& ops) const;
 
   /// One forward pass. tokens: all rows of the step one after another; sequences covers them in order; selected: ascending
   /// indices of the tokens whose logits are wanted. Returns (selected, vocabulary) logits, valid until the next pass; with
@@ -50,7 +50,7 @@ class LlamaModel {
     LinearId down;
   };
 
-  LlamaModel(const ModelConfig& config, Ops& ops) : config_(config), ops_(&ops) {}
+  Decoder(const ModelConfig& config, Ops& ops) : config_(config), ops_(&ops) {}
   [[nodiscard]] Result<void> load(WeightSource& weights);
   [[nodiscard]] Result<Layer> load_layer(WeightSource& weights, std::int32_t index);
   [[nodiscard]] Result<void> load_attention(WeightSource& weights, std::int32_t index, Layer& layer);

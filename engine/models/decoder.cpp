@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Loading and the forward pass of the Llama family.
-#include "engine/models/llama.h"
+#include "engine/models/decoder.h"
 
 #include <array>
 #include <string>
@@ -47,8 +47,8 @@ Result<LinearId> load_linear(WeightSource& weights, const std::string& name, con
 
 }  // namespace
 
-Result<LlamaModel> LlamaModel::make(const ModelConfig& config, WeightSource& weights, const BackendOptions& options, Ops& ops) {
-  LlamaModel model(config, ops);
+Result<Decoder> Decoder::make(const ModelConfig& config, WeightSource& weights, const BackendOptions& options, Ops& ops) {
+  Decoder model(config, ops);
   // The cache and scratch first: memory that is missing is known before a long load.
   if (Result<void> cache = model.make_cache(options); !cache) return Unexpected(std::move(cache).error());
   if (Result<void> taken = model.take_scratch(options); !taken) return Unexpected(std::move(taken).error());
@@ -56,13 +56,13 @@ Result<LlamaModel> LlamaModel::make(const ModelConfig& config, WeightSource& wei
   return model;
 }
 
-Result<LlamaModel> LlamaModel::beside(const BackendOptions& options, Ops& ops) const {
-  LlamaModel model = through(ops);
+Result<Decoder> Decoder::beside(const BackendOptions& options, Ops& ops) const {
+  Decoder model = through(ops);
   if (Result<void> taken = model.take_scratch(options); !taken) return Unexpected(std::move(taken).error());
   return model;
 }
 
-AttentionShape LlamaModel::attention_shape(const BackendOptions& options) const {
+AttentionShape Decoder::attention_shape(const BackendOptions& options) const {
   return {.layers = config_.layers,
           .heads = config_.heads,
           .kv_heads = config_.kv_heads,
@@ -71,12 +71,12 @@ AttentionShape LlamaModel::attention_shape(const BackendOptions& options) const 
           .max_position = options.max_model_len};
 }
 
-Result<void> LlamaModel::make_cache(const BackendOptions& options) {
+Result<void> Decoder::make_cache(const BackendOptions& options) {
   const RopeTable rope = make_rope_table(config_.rope, config_.head_size, options.max_model_len);
   return ops_->make_cache(attention_shape(options), rope.cosines, rope.sines);
 }
 
-Result<void> LlamaModel::take_scratch(const BackendOptions& options) {
+Result<void> Decoder::take_scratch(const BackendOptions& options) {
   const AttentionShape attention = attention_shape(options);
   struct Buffer {
     Matrix* matrix;
@@ -106,7 +106,7 @@ Result<void> LlamaModel::take_scratch(const BackendOptions& options) {
   return {};
 }
 
-Result<void> LlamaModel::load(WeightSource& weights) {
+Result<void> Decoder::load(WeightSource& weights) {
   const LinearShape vocabulary{.outputs = config_.vocabulary, .inputs = config_.hidden_size};
   Result<LinearId> embedding = load_linear(weights, "model.embed_tokens", vocabulary, *ops_);
   if (!embedding) return Unexpected(std::move(embedding).error());
@@ -129,7 +129,7 @@ Result<void> LlamaModel::load(WeightSource& weights) {
   return {};
 }
 
-Result<LlamaModel::Layer> LlamaModel::load_layer(WeightSource& weights, std::int32_t index) {
+Result<Decoder::Layer> Decoder::load_layer(WeightSource& weights, std::int32_t index) {
   const std::string prefix = "model.layers." + std::to_string(index) + ".";
   const std::int32_t hidden = config_.hidden_size;
   Layer layer;
@@ -157,7 +157,7 @@ Result<LlamaModel::Layer> LlamaModel::load_layer(WeightSource& weights, std::int
   return layer;
 }
 
-Result<void> LlamaModel::load_attention(WeightSource& weights, std::int32_t index, Layer& layer) {
+Result<void> Decoder::load_attention(WeightSource& weights, std::int32_t index, Layer& layer) {
   const std::string prefix = "model.layers." + std::to_string(index) + ".self_attn.";
   const std::int32_t query = config_.heads * config_.head_size;
   const std::int32_t key = config_.kv_heads * config_.head_size;
@@ -188,19 +188,19 @@ Result<void> LlamaModel::load_attention(WeightSource& weights, std::int32_t inde
   return {};
 }
 
-Matrix LlamaModel::forward(std::span<const TokenId> tokens, std::span<const SequenceSpan> sequences,
-                           std::span<const std::int32_t> selected) {
+Matrix Decoder::forward(std::span<const TokenId> tokens, std::span<const SequenceSpan> sequences,
+                        std::span<const std::int32_t> selected) {
   const float epsilon = config_.rms_norm_epsilon;
   std::int32_t count = static_cast<std::int32_t>(tokens.size());
   Matrix residual = residual_.top(count);
   Matrix attended = attended_.top(count);
-  ops_->embed(embedding_, tokens, residual);
+  ops_->embed(embedding_, tokens, 1.0F, residual);
   for (std::int32_t index = 0; index < config_.layers; ++index) {
     const Layer& layer = layers_[static_cast<std::size_t>(index)];
     if (index == 0) {
       ops_->rms_norm(residual, layer.attention_norm, epsilon, normed_.top(count));
     } else {
-      ops_->add_rms_norm(residual, delta_.top(count), layer.attention_norm, epsilon, normed_.top(count));
+      ops_->add_rms_norm(residual, delta_.top(count), 1.0F, layer.attention_norm, epsilon, normed_.top(count));
     }
     ops_->linear(layer.qkv, normed_.top(count), qkv_.top(count));
     ops_->rope_and_store(qkv_.top(count), index, sequences, layer.query_key_norm, query_.top(count));
@@ -216,11 +216,11 @@ Matrix LlamaModel::forward(std::span<const TokenId> tokens, std::span<const Sequ
       attended = selected_attended_.top(count);
     }
     ops_->linear(layer.attention_output, attended, delta_.top(count));
-    ops_->add_rms_norm(residual, delta_.top(count), layer.feed_forward_norm, epsilon, normed_.top(count));
+    ops_->add_rms_norm(residual, delta_.top(count), 1.0F, layer.feed_forward_norm, epsilon, normed_.top(count));
     ops_->linear(layer.gate_up, normed_.top(count), gated_.top(count));
     ops_->linear(layer.down, gated_.top(count), delta_.top(count));
   }
-  ops_->add_rms_norm(residual, delta_.top(count), final_norm_, epsilon, normed_.top(count));
+  ops_->add_rms_norm(residual, delta_.top(count), 1.0F, final_norm_, epsilon, normed_.top(count));
   ops_->linear(head_, normed_.top(count), logits_.top(count));
   return logits_.top(count);
 }
