@@ -76,7 +76,7 @@ struct CopyJob {
   Backend* from = nullptr;
   Backend* to = nullptr;
   std::vector<BlockCopy> blocks;
-  std::optional<StateCopy> state;
+  std::optional<StateCopy> state{};
   std::shared_ptr<const std::atomic<bool>> wanted;
 
   /// Carries it out; takes as long as the copy. Any thread that runs no step.

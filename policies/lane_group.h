@@ -51,7 +51,7 @@ struct CopyOrder {
   LaneIndex from;
   LaneIndex to;
   std::span<const BlockCopy> blocks;
-  std::optional<StateCopy> state;  // with the last order of a sequence whose model has recurrent layers
+  std::optional<StateCopy> state{};  // with the last order of a sequence whose model has recurrent layers
 };
 
 /// Totals since the start, for metrics and status; none resets.
