@@ -38,7 +38,7 @@ void check_row(const ModelConfig& config, const BackendOptions& options, const S
 
 CacheSize cache_size(const ModelConfig& config, DataType dtype, const CacheRequest& request) {
   constexpr std::int64_t count_max = std::numeric_limits<std::int32_t>::max();
-  const auto count = [](std::int64_t value) { return static_cast<std::int32_t>(std::clamp<std::int64_t>(value, 0, count_max)); };
+  const auto count = [=](std::int64_t value) { return static_cast<std::int32_t>(std::clamp<std::int64_t>(value, 0, count_max)); };
   CacheSize size{.block_bytes = config.kv_bytes_per_token(dtype) * kv_block_tokens, .state_bytes = config.state_bytes()};
   if (size.state_bytes == 0) {
     size.block_count = size.block_bytes > 0 ? count(request.bytes / size.block_bytes) : 0;
@@ -66,8 +66,7 @@ std::int64_t weight_bytes(const ModelConfig& config, DataType dtype) {
   for (const TensorSpec& tensor : model_tensors(config)) {
     std::int64_t elements = 1;
     for (const std::int64_t size : tensor.shape) elements *= size;
-    // Norms and biases are kept in F32 on every backend: they are small and enter sums directly.
-    bytes += elements * (tensor.shape.size() == 1 ? element_size(DataType::Float32) : element_size(dtype));
+    bytes += elements * element_size(is_kept_in_float32(tensor) ? DataType::Float32 : dtype);
   }
   return bytes;
 }

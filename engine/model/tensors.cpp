@@ -99,7 +99,9 @@ std::vector<TensorSpec> model_tensors(const ModelConfig& config) {
   return tensors;
 }
 
-bool is_kept_in_float32(const TensorSpec& tensor) { return tensor.shape.size() != 2; }
+bool is_kept_in_float32(const TensorSpec& tensor) {
+  return tensor.shape.size() != 2;
+}
 
 std::int64_t ModelConfig::state_bytes() const {
   if (!mamba2) return 0;

@@ -20,6 +20,9 @@ struct TensorSpec {
 /// Every tensor that config needs, in the order of execution; lm_head.weight only when the head is not tied.
 [[nodiscard]] std::vector<TensorSpec> model_tensors(const ModelConfig& config);
 
+/// Norms, biases and the parameters of a convolution or a recurrence are: they are small and enter sums directly.
+[[nodiscard]] bool is_kept_in_float32(const TensorSpec& tensor);
+
 /// Bytes of one element in memory.
 [[nodiscard]] inline std::int64_t element_size(DataType dtype) {
   switch (dtype) {

@@ -42,7 +42,13 @@ std::vector<double> rope_frequencies(const RopeConfig& rope, std::int32_t head_s
 }
 
 RopeTable make_rope_table(const RopeConfig& rope, std::int32_t head_size, std::int32_t positions) {
-  const std::vector<double> frequencies = rope_frequencies(rope, head_size);
+  return make_partial_rope_table(rope, head_size, head_size, positions);
+}
+
+RopeTable make_partial_rope_table(const RopeConfig& rope, std::int32_t rotary_size, std::int32_t head_size,
+                                  std::int32_t positions) {
+  std::vector<double> frequencies = rope_frequencies(rope, rotary_size);
+  frequencies.resize(static_cast<std::size_t>(head_size / 2));  // an angle of zero: cosine 1, sine 0
   RopeTable table;
   table.cosines.reserve(frequencies.size() * static_cast<std::size_t>(positions));
   table.sines.reserve(table.cosines.capacity());

@@ -20,4 +20,8 @@ struct RopeTable {
 
 [[nodiscard]] RopeTable make_rope_table(const RopeConfig& rope, std::int32_t head_size, std::int32_t positions);
 
+/// Of heads that are turned in part: the first rotary_size / 2 pairs as a head of rotary_size would be, the others by no angle.
+[[nodiscard]] RopeTable make_partial_rope_table(const RopeConfig& rope, std::int32_t rotary_size, std::int32_t head_size,
+                                                std::int32_t positions);
+
 }  // namespace rubato::engine

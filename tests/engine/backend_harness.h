@@ -29,9 +29,11 @@ inline ModelConfig small_config(std::int32_t hidden, std::int32_t heads, std::in
   config.architecture = "LlamaForCausalLM";
   config.hidden_size = hidden;
   config.layers = 2;
+  config.sublayers = llama_sublayers(config.layers);
   config.heads = heads;
   config.kv_heads = kv_heads;
   config.head_size = head_size;
+  config.rotary_size = head_size;
   config.feed_forward = 172;
   config.vocabulary = 151;
   config.max_position = 512;
