@@ -37,7 +37,7 @@ LaneGroup::State::State(const LaneGroupLimits& limits_in, const Settings& initia
     : limits(checked(limits_in)), settings(initial) {
   const std::int32_t count = limits.devices * limits.lanes_per_device;
   for (std::int32_t device = 0; device < limits.devices; ++device) {
-    pools.push_back(std::make_shared<KvPool>(limits.each.block_count));
+    pools.push_back(std::make_shared<KvPool>(limits.each));
   }
   // Any lane may come to hold all that wait and all that others had running.
   SchedulerLimits each = limits.each;
@@ -63,13 +63,13 @@ LaneGroup::State::State(const LaneGroupLimits& limits_in, const Settings& initia
 }
 
 Result<void> LaneGroup::State::add(const SequenceRequest& request) {
-  const LaneIndex lane = lane_for_new();
-  if (Result<void> fits = at(lane).check(request); !fits) return fits;
+  if (Result<void> fits = lanes.front()->check(request); !fits) return fits;
   if (waiting() >= limits.each.max_waiting) {
     return unexpected(ErrorCode::ResourceExhausted,
                       "the waiting queue holds its " + std::to_string(limits.each.max_waiting) + " sequences");
   }
   CHECK(!lane_of.contains(request.id), "sequence ", request.id.value, " is already here");
+  const LaneIndex lane = lane_for_new(request.prompt_tokens, request.prefix);
   lane_of.emplace(request.id, lane);
   at(lane).enter(request, next_ticket++);
   ++changes;
@@ -151,7 +151,7 @@ std::int32_t LaneGroup::State::waiting() const {
 
 void LaneGroup::State::abandon(LaneIndex lane) {
   bury_cancelled(lane);
-  at(lane).close_plan();
+  at(lane).abandon();
   ++changes;
   leave_round(lane, Round::Turn::Taken, Duration::zero());
 }
@@ -229,14 +229,26 @@ void LaneGroup::check_integrity() const {
 
 void LaneGroup::watch_freed() {
   const auto blocks = static_cast<std::size_t>(state_->limits.each.block_count);
-  for (const auto& pool : state_->pools) pool->freed.reserve(blocks);
-  state_->freed.reserve(blocks);
+  const auto states = static_cast<std::size_t>(state_->limits.each.state_count);
+  // One that was found dead may be taken and die once more before anybody looks.
+  for (const auto& pool : state_->pools) {
+    pool->freed.reserve(2 * blocks);
+    pool->freed_states.reserve(2 * states);
+  }
+  state_->freed.reserve(2 * blocks);
+  state_->freed_states.reserve(2 * states);
 }
 
 std::span<const BlockId> LaneGroup::take_freed(std::int32_t device) {
   std::swap(state_->freed, state_->pools[static_cast<std::size_t>(device)]->freed);
   state_->pools[static_cast<std::size_t>(device)]->freed.clear();
   return state_->freed;
+}
+
+std::span<const StateId> LaneGroup::take_freed_states(std::int32_t device) {
+  std::swap(state_->freed_states, state_->pools[static_cast<std::size_t>(device)]->freed_states);
+  state_->pools[static_cast<std::size_t>(device)]->freed_states.clear();
+  return state_->freed_states;
 }
 
 LaneCounts LaneGroup::counts(LaneIndex lane) const {
@@ -254,13 +266,12 @@ SchedulerCounts LaneGroup::totals() const {
     totals.running += counts.running;
     totals.prefilling += counts.prefilling;
     totals.preemptions += counts.preemptions;
+    totals.prefix_queries += counts.prefix_queries;
+    totals.prefix_hits += counts.prefix_hits;
     totals.decode_gap_steps_max = std::max(totals.decode_gap_steps_max, counts.decode_gap_steps_max);
     totals.prefill_gap_steps_max = std::max(totals.prefill_gap_steps_max, counts.prefill_gap_steps_max);
   }
-  for (const auto& pool : state_->pools) {
-    totals.free_blocks += pool->blocks.free_count();
-    totals.block_count += pool->blocks.block_count();
-  }
+  for (const auto& pool : state_->pools) pool->add_counts(totals);
   return totals;
 }
 

@@ -8,8 +8,10 @@
 // - A sequence that is not where it belongs goes on where it is, as a prefill or a decode like any other, until it can move. So a
 //   change of mode, share or roles takes effect at each lane's next step, interrupts nobody, and a full lane costs others time,
 //   never a stall.
-// - Between lanes of one pool a move is a change of owner: the block table goes along, zero bytes are copied, nothing is computed
-//   again. Between pools the blocks are copied: the full ones while the sequence still runs, the last few while it stands still.
+// - Between lanes of one pool a move is a change of owner: block table and state slot go along, zero bytes are copied, nothing is
+//   computed again. Between pools the blocks are copied: the full ones while the sequence still runs, the last few and the
+//   recurrent state while it stands still.
+// - Each pool has a prefix cache of its own. What arrives by copy is found there once its next step is booked.
 // - A prefill does not run its last chunk before it has a decode slot, nor holds one before it needs it (Reservation).
 // - An order to copy carries an epoch. Whatever has become of the sequence meanwhile, an answer with another epoch changes
 //   nothing, so that no sequence is adopted twice and no block is freed while a copy may still write it.
@@ -37,15 +39,17 @@ enum class LaneRole : std::uint8_t { Mixed, Prefill, Decode, Spare };
 /// device in mode Chunked and decodes in mode Disaggregated, the second prefills. Several devices have one lane each; in mode
 /// Disaggregated the first prefill_devices of them prefill.
 struct LaneGroupLimits {
-  SchedulerLimits each;  // max_model_len, max_num_seqs, token_tile: of each lane; block_count: of each pool; max_waiting: of all
-  std::int32_t devices = 1;                           // >= 1
+  SchedulerLimits each;      // max_model_len, max_num_seqs, token_tile: of each lane; block_count, state_count: of each pool;
+                             // max_waiting: of all
+  std::int32_t devices = 1;  // >= 1
   std::int32_t lanes_per_device = 1;                  // 2 only on one device
   std::int32_t max_handoffs = 64;                     // copies on their way at once, and finished prefills that wait for a slot
   Duration handoff_lease = std::chrono::seconds(10);  // after so long without an answer a copy counts as failed
   Lockstep lockstep = Lockstep::Off;
 };
 
-/// Blocks to be copied from one lane's pool to another's. blocks stays valid until the order is answered.
+/// Blocks, and at last the state, to be copied from one lane's pool to another's. blocks stays valid until the order is answered;
+/// it may be empty where there is a state.
 struct CopyOrder {
   std::uint64_t epoch = 0;
   LaneIndex from;
@@ -100,7 +104,8 @@ class LaneGroup {
   /// As Scheduler's.
   [[nodiscard]] std::int32_t effective_max_len() const;
 
-  /// As Scheduler's. The request goes to the lane that takes new work and has the least of it outstanding by its step-time model.
+  /// As Scheduler's. The request goes to the lane, of those that take new work, that would have the least of it outstanding with
+  /// it by its step-time model: what the lane's prefix cache has of the request is none.
   Result<void> add(const SequenceRequest& request);
   /// As Scheduler's, but allowed at any time. A sequence with a row in an open step ends when that step is booked: its row is
   /// answered like the others and what is answered does not matter. Blocks that a copy reads or writes are freed when it has
@@ -133,8 +138,11 @@ class LaneGroup {
   /// From now on freed blocks are kept for take_freed(), as many as a pool has: for backends that poison dead contents. Whoever
   /// asks for it asks after each call, before a step or copy that was planned by it runs.
   void watch_freed();
-  /// Blocks of a device that were freed since the last call. Valid until the next call of anything.
+  /// Blocks of a device whose contents have died since the last call: given back uncached, or cached and taken for something
+  /// else. Valid until the next call of anything.
   [[nodiscard]] std::span<const BlockId> take_freed(std::int32_t device);
+  /// The same for slots of recurrent state.
+  [[nodiscard]] std::span<const StateId> take_freed_states(std::int32_t device);
 
   [[nodiscard]] LaneCounts counts(LaneIndex lane) const;
   /// Of all lanes and pools together; gaps are the largest.

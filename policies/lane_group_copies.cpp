@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sequences on their way from one pool to another: which blocks may be copied when, who owns them meanwhile, and what becomes of
-// both sides when something goes wrong.
+// Sequences on their way from one pool to another: which blocks and when the state may be copied, who owns them meanwhile, and
+// what becomes of both sides when something goes wrong.
 #include <algorithm>
 #include <utility>
 
@@ -42,17 +42,19 @@ bool LaneGroup::State::begin_copy(LaneIndex from, Slot slot, LaneIndex to, TimeP
   KvPool& target = pool_of(to);
   const std::int32_t wanted = at(from).wanted(slot);
   const std::int32_t needed = blocks_for_tokens(sequence.known);
-  if (!may_admit(target.load(), wanted) || target.blocks.free_count() < needed) return false;
+  if (!may_admit(target.load(), wanted) || target.blocks.free_count() < needed || !at(to).may_take_state()) return false;
   Handoff& handoff = *place;
   handoff.stage = Handoff::Stage::Open;
   handoff.from = from;
   handoff.to = to;
   handoff.slot = slot;
   handoff.copied = 0;
+  handoff.state_copied = false;
   handoff.promised = std::max(wanted, needed);
   handoff.began = now;
   handoff.given_up.reset();
-  for (std::int32_t i = 0; i < needed; ++i) handoff.target_blocks.push_back(target.blocks.take());
+  for (std::int32_t i = 0; i < needed; ++i) handoff.target_blocks.push_back(target.take());
+  if (limits.each.state_count > 0) handoff.target_state = target.take_state();
   ++target.arriving;
   target.arriving_blocks += handoff.promised;
   ++changes;
@@ -85,7 +87,7 @@ void LaneGroup::State::advance(Handoff& handoff, TimePoint now) {
     let_go(handoff, now + retry_pause);
     return;
   }
-  if (sequence.frozen && handoff.copied == blocks_ready(handoff)) adopt(handoff, now);
+  if (sequence.frozen && handoff.copied == blocks_ready(handoff) && !lacks_state(handoff)) adopt(handoff, now);
 }
 
 // False: the target has no block for what the sequence has grown by meanwhile. Waiting for one could be waiting for each other,
@@ -95,7 +97,7 @@ bool LaneGroup::State::freeze(Handoff& handoff) {
   KvPool& target = pool_of(handoff.to);
   while (static_cast<std::int32_t>(handoff.target_blocks.size()) < blocks_for_tokens(sequence.known)) {
     if (target.blocks.free_count() == 0) return false;
-    handoff.target_blocks.push_back(target.blocks.take());
+    handoff.target_blocks.push_back(target.take());
   }
   const auto held = static_cast<std::int32_t>(handoff.target_blocks.size());
   target.arriving_blocks += std::max(held - handoff.promised, 0);
@@ -105,26 +107,40 @@ bool LaneGroup::State::freeze(Handoff& handoff) {
   return true;
 }
 
-/// Blocks from the first on that no step will write again before the sequence has moved.
+/// Blocks from the first on that hold something and that no step will write again before the sequence has moved.
 std::int32_t LaneGroup::State::blocks_ready(const Handoff& handoff) const {
+  if (!limits.each.blocks_hold_keys) return 0;
   const Sequence& sequence = at(handoff.from).at(handoff.slot);
   return sequence.frozen ? blocks_for_tokens(sequence.computed) : sequence.computed / kv_block_tokens;
 }
 
-bool LaneGroup::State::make_order(Handoff& handoff, TimePoint now) {
+/// Whether a state has still to be copied. One that has computed nothing has none.
+bool LaneGroup::State::lacks_state(const Handoff& handoff) const {
+  return handoff.target_state && !handoff.state_copied && at(handoff.from).at(handoff.slot).computed > 0;
+}
+
+/// Whether there is something to copy now. The state changes with every step: it goes when the sequence stands still.
+bool LaneGroup::State::has_order(const Handoff& handoff) const {
   const auto held = static_cast<std::int32_t>(handoff.target_blocks.size());
-  const std::int32_t end = std::min(blocks_ready(handoff), held);
-  if (end <= handoff.copied) return false;
-  const std::vector<BlockId>& table = at(handoff.from).table_of(at(handoff.from).at(handoff.slot));
+  if (std::min(blocks_ready(handoff), held) > handoff.copied) return true;
+  return at(handoff.from).at(handoff.slot).frozen && lacks_state(handoff);
+}
+
+void LaneGroup::State::make_order(Handoff& handoff, TimePoint now) {
+  const Sequence& sequence = at(handoff.from).at(handoff.slot);
+  const std::int32_t end = std::min(blocks_ready(handoff), static_cast<std::int32_t>(handoff.target_blocks.size()));
+  const std::vector<BlockId>& table = at(handoff.from).table_of(sequence);
   handoff.order.clear();
   for (std::int32_t i = handoff.copied; i < end; ++i) {
     handoff.order.push_back(
         {.from = table[static_cast<std::size_t>(i)], .to = handoff.target_blocks[static_cast<std::size_t>(i)]});
   }
+  handoff.state_order.reset();
+  if (sequence.frozen && lacks_state(handoff))
+    handoff.state_order = StateCopy{.from = sequence.start ? *sequence.start : *sequence.state, .to = *handoff.target_state};
   handoff.epoch = next_epoch++;
   handoff.order_open = true;
   handoff.ordered = now;
-  return true;
 }
 
 std::optional<CopyOrder> LaneGroup::State::next_copy(TimePoint now) {
@@ -132,11 +148,12 @@ std::optional<CopyOrder> LaneGroup::State::next_copy(TimePoint now) {
   for (Handoff& handoff : handoffs) {
     if (handoff.stage != Handoff::Stage::Open || handoff.order_open) continue;
     if (at(handoff.from).at(handoff.slot).cancelled) continue;
-    const std::int32_t ready = std::min(blocks_ready(handoff), static_cast<std::int32_t>(handoff.target_blocks.size()));
-    if (ready > handoff.copied && (oldest == nullptr || handoff.began < oldest->began)) oldest = &handoff;
+    if (has_order(handoff) && (oldest == nullptr || handoff.began < oldest->began)) oldest = &handoff;
   }
-  if (oldest == nullptr || !make_order(*oldest, now)) return std::nullopt;
-  return CopyOrder{.epoch = oldest->epoch, .from = oldest->from, .to = oldest->to, .blocks = oldest->order};
+  if (oldest == nullptr) return std::nullopt;
+  make_order(*oldest, now);
+  return CopyOrder{
+      .epoch = oldest->epoch, .from = oldest->from, .to = oldest->to, .blocks = oldest->order, .state = oldest->state_order};
 }
 
 void LaneGroup::State::copied(std::uint64_t epoch, const Result<void>& outcome, TimePoint now) {
@@ -157,6 +174,7 @@ void LaneGroup::State::copied(std::uint64_t epoch, const Result<void>& outcome, 
     let_go(handoff, now + retry_pause);
   } else {
     handoff.copied += static_cast<std::int32_t>(handoff.order.size());
+    handoff.state_copied = handoff.state_copied || handoff.state_order;
     counts.blocks += handoff.order.size();
   }
   settle(now);
@@ -189,7 +207,10 @@ void LaneGroup::State::adopt(Handoff& handoff, TimePoint now) {
   CarriedSequence carrier;
   Sequence& carried = carrier.sequence;
   at(handoff.from).release(handoff.slot, carrier, moving_blocks);
-  for (const BlockId block : moving_blocks) pool_of(handoff.from).give(block);
+  pool_of(handoff.from).give_table(moving_blocks);
+  at(handoff.from).give_states(carried);
+  carried.state = std::exchange(handoff.target_state, std::nullopt);
+  carried.registered = 0;
   moving_blocks.clear();
   std::swap(moving_blocks, handoff.target_blocks);
   carried.held = carried.frozen = carried.copying = carried.reserved = false;
@@ -214,9 +235,16 @@ void LaneGroup::State::let_go(Handoff& handoff, TimePoint retry) {
 void LaneGroup::State::free_handoff(Handoff& handoff) {
   ++changes;
   KvPool& target = pool_of(handoff.to);
-  for (const BlockId block : handoff.target_blocks) target.give(block);
-  for (const BlockId block : handoff.source_blocks) pool_of(handoff.from).give(block);
-  pool_of(handoff.from).buried_blocks -= static_cast<std::int32_t>(handoff.source_blocks.size());
+  KvPool& source = pool_of(handoff.from);
+  target.give_table(handoff.target_blocks);
+  source.give_table(handoff.source_blocks);
+  source.buried_blocks -= static_cast<std::int32_t>(handoff.source_blocks.size());
+  if (handoff.target_state) target.give_state(*handoff.target_state);
+  if (handoff.source_state) source.give_state(*handoff.source_state);
+  if (handoff.source_start) source.states.unpin(*handoff.source_start);
+  handoff.target_state.reset();
+  handoff.source_state.reset();
+  handoff.source_start.reset();
   handoff.target_blocks.clear();
   handoff.source_blocks.clear();
   --target.arriving;
@@ -234,6 +262,8 @@ void LaneGroup::State::bury(LaneIndex lane, Slot slot) {
   handoff->stage = Handoff::Stage::Dead;
   if (handoff->order_open) {
     std::swap(at(lane).table_of(sequence), handoff->source_blocks);
+    std::swap(sequence.state, handoff->source_state);
+    std::swap(sequence.start, handoff->source_start);
     pool_of(lane).buried_blocks += static_cast<std::int32_t>(handoff->source_blocks.size());
   } else {
     free_handoff(*handoff);

@@ -27,7 +27,7 @@ void LaneGroup::State::check_integrity() const {
 
   std::int32_t open = 0;
   for (std::size_t device = 0; device < pools.size(); ++device) {
-    std::vector<BlockId> on_their_way;
+    HeldElsewhere held;
     std::int32_t arriving = 0;
     std::int32_t promised = 0;
     std::int32_t buried = 0;
@@ -35,16 +35,20 @@ void LaneGroup::State::check_integrity() const {
       if (handoff.stage == Handoff::Stage::Free) continue;
       if (device_of(handoff.from) == static_cast<std::int32_t>(device)) {
         open += handoff.stage == Handoff::Stage::Open ? 1 : 0;
-        on_their_way.insert(on_their_way.end(), handoff.source_blocks.begin(), handoff.source_blocks.end());
+        held.blocks.insert(held.blocks.end(), handoff.source_blocks.begin(), handoff.source_blocks.end());
+        if (handoff.source_state) held.states.push_back(*handoff.source_state);
+        if (handoff.source_start) held.pinned.push_back(*handoff.source_start);
         buried += static_cast<std::int32_t>(handoff.source_blocks.size());
       }
       if (device_of(handoff.to) != static_cast<std::int32_t>(device)) continue;
-      on_their_way.insert(on_their_way.end(), handoff.target_blocks.begin(), handoff.target_blocks.end());
+      held.blocks.insert(held.blocks.end(), handoff.target_blocks.begin(), handoff.target_blocks.end());
+      CHECK(handoff.target_state.has_value() == (limits.each.state_count > 0), "a copy without a slot for its state");
+      if (handoff.target_state) held.states.push_back(*handoff.target_state);
       ++arriving;
       promised += handoff.promised;
     }
     const KvPool& pool = *pools[device];
-    pool.check_integrity(on_their_way);
+    pool.check_integrity(held);
     CHECK(pool.arriving == arriving && pool.arriving_blocks == promised, "arriving=", pool.arriving, " of ", arriving,
           " blocks=", pool.arriving_blocks, " of ", promised);
     CHECK(pool.buried_blocks == buried, "buried=", pool.buried_blocks, " of ", buried);

@@ -10,6 +10,13 @@
 namespace rubato::policies {
 namespace {
 
+/// What a lane's step-time model says of tokens [begin, begin + count) of a prompt, in seconds.
+double prefill_seconds(const StepTimeModel::Vector& coefficients, std::int32_t begin, std::int32_t tokens) {
+  const double count = tokens;
+  const double pairs = count * (begin + 0.5 * count);
+  return count * coefficients[1] + pairs * coefficients[2];
+}
+
 // Output that routing counts a decode for: what it will really produce nobody knows, and the far future says little about now.
 constexpr std::int32_t foreseen_new_tokens = 128;
 
@@ -35,9 +42,7 @@ Duration LaneGroup::State::outstanding(LaneIndex index) const {
   const StepTimeModel::Vector coefficients = lane.step_time.coefficients();
   double seconds = 0;
   for (const Slot slot : lane.pending_by_ticket) {
-    const double count = lane.at(slot).remaining();
-    const double pairs = count * (lane.at(slot).computed + 0.5 * count);
-    seconds += count * coefficients[1] + pairs * coefficients[2];
+    seconds += prefill_seconds(coefficients, lane.at(slot).begin(), lane.at(slot).remaining());
   }
   for (const Slot slot : lane.running) {
     const Sequence& sequence = lane.at(slot);
@@ -48,7 +53,16 @@ Duration LaneGroup::State::outstanding(LaneIndex index) const {
   return from_seconds(seconds);
 }
 
-LaneIndex LaneGroup::State::lane_for_new() const {
+// With prefix caching a lane that has some of the prompt is preferred, unless it is busier by more than that saves.
+LaneIndex LaneGroup::State::lane_for_new(std::int32_t known, std::span<const BlockHash> prefix) const {
+  const auto work_with_it = [&](LaneIndex lane) {
+    Duration work = outstanding(lane);
+    if (pool_of(lane).caching) {
+      const std::int32_t begin = at(lane).find_prefix(known, prefix).tokens;
+      work += from_seconds(prefill_seconds(at(lane).step_time.coefficients(), begin, known - begin));
+    }
+    return work;
+  };
   std::optional<LaneIndex> best;
   std::optional<Duration> least;
   for (std::int32_t i = 0; i < lane_count(); ++i) {
@@ -58,14 +72,24 @@ LaneIndex LaneGroup::State::lane_for_new() const {
       best = lane;
       continue;
     }
-    if (!least) least = outstanding(*best);
-    if (const Duration work = outstanding(lane); work < *least) {
+    if (!least) least = work_with_it(*best);
+    if (const Duration work = work_with_it(lane); work < *least) {
       best = lane;
       least = work;
     }
   }
   CHECK(best, "no lane takes new work");
   return *best;
+}
+
+// Whether a sequence that waits in a lane is there for its prefix, and would still end later elsewhere.
+bool LaneGroup::State::better_left(LaneIndex lane, Slot slot, LaneIndex to) const {
+  const Sequence& sequence = at(lane).at(slot);
+  if (sequence.expected == 0 || device_of(lane) == device_of(to)) return false;
+  const std::int32_t begin = at(to).find_prefix(sequence.known, at(lane).prefix_of(slot)).tokens;
+  if (begin >= sequence.expected) return false;
+  const double there = prefill_seconds(at(to).step_time.coefficients(), begin, sequence.known - begin);
+  return outstanding(lane) <= outstanding(to) + from_seconds(there);
 }
 
 /// Sequences that the lane may still take over.
@@ -164,7 +188,7 @@ void LaneGroup::State::sort_by_readiness(std::vector<Claim>& claims) {
 void LaneGroup::State::relocate(LaneIndex from, Slot slot, TimePoint now) {
   Sequence& sequence = at(from).at(slot);
   if (sequence.place == Sequence::Place::Waiting) {
-    move_sequence(from, slot, lane_for_new());
+    move_sequence(from, slot, lane_for_new(sequence.known, at(from).prefix_of(slot)));
     return;
   }
   if (!sequence.pending && !sequence.reserved && free_decode_slots() <= 0 && role(from) == LaneRole::Prefill) return;
@@ -207,7 +231,8 @@ void LaneGroup::State::take_waiting(LaneIndex index) {
     if (lane == index || !takes_new_work(lane)) continue;
     const std::optional<Slot> there = oldest_waiting(lane);
     if (there && at(index).admission.left <= 0 && at(index).admission.counts(at(lane).at(*there))) continue;
-    if (!there || !may_admit(at(index).pool_load(), at(lane).wanted(*there))) continue;
+    if (!there || !may_admit(at(index).pool_load(), at(lane).wanted(*there)) || !at(index).may_take_state()) continue;
+    if (better_left(lane, *there, index)) continue;
     if (oldest && at(from).at(*oldest).ticket < at(lane).at(*there).ticket) continue;
     from = lane;
     oldest = there;

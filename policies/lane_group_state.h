@@ -15,8 +15,8 @@
 
 namespace rubato::policies {
 
-/// The copy of one sequence's blocks to another pool, from the first order until it is adopted there, or until nobody can be
-/// writing its blocks any more.
+/// The copy of one sequence's blocks and state to another pool, from the first order until it is adopted there, or until nobody
+/// can be writing its blocks any more.
 struct Handoff {
   enum class Stage : std::uint8_t {
     Free,
@@ -27,11 +27,16 @@ struct Handoff {
   std::uint64_t epoch = 0;
   LaneIndex from;
   LaneIndex to;
-  Slot slot = 0;                       // in lane `from`, while Open
-  std::vector<BlockId> target_blocks;  // taken from the pool of `to`
-  std::vector<BlockId> source_blocks;  // Dead: what the open order still reads
-  std::vector<BlockCopy> order;        // open: not answered yet
+  Slot slot = 0;                        // in lane `from`, while Open
+  std::vector<BlockId> target_blocks;   // taken from the pool of `to`
+  std::vector<BlockId> source_blocks;   // Dead: what the open order still reads
+  std::optional<StateId> target_state;  // models with recurrent layers, as the next two
+  std::optional<StateId> source_state;
+  std::optional<StateId> source_start;  // pinned
+  std::vector<BlockCopy> order;         // open: not answered yet
   bool order_open = false;
+  std::optional<StateCopy> state_order;  // with the open order
+  bool state_copied = false;
   std::int32_t copied = 0;    // blocks
   std::int32_t promised = 0;  // blocks that the target's admission counts for it
   TimePoint began;
@@ -49,6 +54,7 @@ struct LaneGroup::State {
   [[nodiscard]] std::int32_t lane_count() const { return static_cast<std::int32_t>(lanes.size()); }
   [[nodiscard]] std::int32_t device_of(LaneIndex lane) const { return limits.devices == 1 ? 0 : lane.value; }
   KvPool& pool_of(LaneIndex lane) { return *pools[static_cast<std::size_t>(device_of(lane))]; }
+  [[nodiscard]] const KvPool& pool_of(LaneIndex lane) const { return *pools[static_cast<std::size_t>(device_of(lane))]; }
 
   // Life of sequences (lane_group.cpp).
   Result<void> add(const SequenceRequest& request);
@@ -65,7 +71,8 @@ struct LaneGroup::State {
   // Where sequences belong (lane_group_moves.cpp).
   [[nodiscard]] static bool belongs(LaneRole role, const Sequence& sequence);
   [[nodiscard]] Duration outstanding(LaneIndex lane) const;
-  [[nodiscard]] LaneIndex lane_for_new() const;
+  [[nodiscard]] LaneIndex lane_for_new(std::int32_t known, std::span<const BlockHash> prefix) const;
+  [[nodiscard]] bool better_left(LaneIndex lane, Slot slot, LaneIndex to) const;
   [[nodiscard]] std::int32_t room(LaneIndex lane) const;
   [[nodiscard]] std::int32_t free_decode_slots() const;
   [[nodiscard]] std::int32_t reserved_in(LaneIndex lane) const;
@@ -94,8 +101,10 @@ struct LaneGroup::State {
   void advance(Handoff& handoff, TimePoint now);
   [[nodiscard]] bool still_wanted(const Handoff& handoff) const;
   [[nodiscard]] bool freeze(Handoff& handoff);
-  [[nodiscard]] bool make_order(Handoff& handoff, TimePoint now);
+  void make_order(Handoff& handoff, TimePoint now);
   [[nodiscard]] std::int32_t blocks_ready(const Handoff& handoff) const;
+  [[nodiscard]] bool lacks_state(const Handoff& handoff) const;
+  [[nodiscard]] bool has_order(const Handoff& handoff) const;
   void adopt(Handoff& handoff, TimePoint now);
   void let_go(Handoff& handoff, TimePoint retry);
   void free_handoff(Handoff& handoff);
@@ -150,6 +159,7 @@ struct LaneGroup::State {
   std::vector<Claim> wanting;
   std::vector<BlockId> moving_blocks;
   std::vector<BlockId> freed;
+  std::vector<StateId> freed_states;
   StepPlan nothing;
 };
 

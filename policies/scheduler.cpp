@@ -20,6 +20,11 @@ SchedulerLimits checked(const SchedulerLimits& limits) {
   CHECK(limits.max_model_len > 0 && limits.max_num_seqs > 0 && limits.max_waiting > 0 && limits.block_count > 0,
         "max_model_len=", limits.max_model_len, " max_num_seqs=", limits.max_num_seqs, " max_waiting=", limits.max_waiting,
         " block_count=", limits.block_count);
+  CHECK(limits.state_count >= 0 && (limits.blocks_hold_keys || limits.state_count > 0), "state_count=", limits.state_count,
+        " blocks_hold_keys=", limits.blocks_hold_keys);
+  const PrefixCachingSpec& caching = limits.prefix_caching;
+  CHECK(!caching.enabled || (caching.snapshot_tokens > 0 && caching.snapshot_tokens % kv_block_tokens == 0),
+        "snapshot_tokens=", caching.snapshot_tokens);
   CHECK(limits.token_tile > 0 && limits.growth_reserve_tokens >= 0, "token_tile=", limits.token_tile,
         " growth_reserve_tokens=", limits.growth_reserve_tokens);
   return limits;
@@ -40,6 +45,7 @@ Scheduler::State::State(const SchedulerLimits& limits_in, const Settings& initia
     policies.push_back(make_policy(named.value, static_cast<std::int32_t>(capacity)));
   }
   sequences.resize(capacity);
+  prefixes.resize(capacity);
   free_slots.reserve(capacity);
   for (std::size_t slot = capacity; slot-- > 0;) free_slots.push_back(static_cast<Slot>(slot));
   slot_of.reserve(capacity);
@@ -100,6 +106,7 @@ Result<void> Scheduler::State::add(const SequenceRequest& request) {
 void Scheduler::State::enter(const SequenceRequest& request, std::uint64_t ticket) {
   Sequence sequence;
   sequence.request = request;
+  sequence.request.prefix = {};
   sequence.request.ttft_target = std::clamp(request.ttft_target, Duration::zero(), longest_target);
   sequence.request.itl_target = std::clamp(request.itl_target, Duration::zero(), longest_target);
   sequence.place = Sequence::Place::Waiting;
@@ -110,6 +117,7 @@ void Scheduler::State::enter(const SequenceRequest& request, std::uint64_t ticke
   sequence.added_step = plan.step_number;
   const Slot slot = take_slot(sequence);
   slot_of.emplace(request.id, slot);
+  keep_prefix(slot, request.prefix);
   enter_pending(slot);
 }
 
@@ -155,16 +163,20 @@ void Scheduler::State::complete(std::span<const RowOutcome> outcomes, TimePoint 
     Sequence& sequence = at(slot);
     if (sequence.cancelled) {
       next_outcome += row.samples ? 1 : 0;
+      drop_snapshot(row);
       end(slot);
       continue;
     }
     sequence.computed += row.count;
+    book_prefix(row);
     if (!row.samples) continue;
     CHECK(next_outcome < outcomes.size() && outcomes[next_outcome].id == row.id, "outcome ", next_outcome, " of ",
           outcomes.size(), " is not for sequence ", row.id.value);
-    const bool finished = outcomes[next_outcome++].finished;
+    const RowOutcome& outcome = outcomes[next_outcome++];
+    const bool finished = outcome.finished;
     ++sequence.sampled;
     ++sequence.known;
+    note_filled(slot, outcome);
     sequence.last_token = now;
     CHECK(finished || sequence.sampled < sequence.request.max_new_tokens, "sequence ", row.id.value,
           " goes on after its last token");
@@ -213,6 +225,11 @@ void Scheduler::State::count_gaps() {
   prefill_gap_steps_max = std::max(prefill_gap_steps_max, oldest.gap);
 }
 
+void Scheduler::State::abandon() {
+  for (const PlannedRow& row : plan.rows) drop_snapshot(row);
+  close_plan();
+}
+
 void Scheduler::State::close_plan() {
   for (const PlannedRow& row : plan.rows) {
     Sequence& sequence = at(row.index.value);
@@ -242,8 +259,9 @@ SchedulerCounts Scheduler::State::counts() const {
   result.waiting = static_cast<std::int32_t>(slot_of.size()) - result.running;
   result.prefilling =
       static_cast<std::int32_t>(std::count_if(running.begin(), running.end(), [this](Slot s) { return at(s).pending; }));
-  result.free_blocks = pool->blocks.free_count();
-  result.block_count = pool->blocks.block_count();
+  pool->add_counts(result);
+  result.prefix_queries = prefix_queries;
+  result.prefix_hits = prefix_hits;
   result.preemptions = preemptions;
   result.decode_gap_steps_max = decode_gap_steps_max;
   result.prefill_gap_steps_max = prefill_gap_steps_max;
@@ -251,7 +269,7 @@ SchedulerCounts Scheduler::State::counts() const {
 }
 
 Scheduler::Scheduler(const SchedulerLimits& limits, const Settings& initial)
-    : state_(std::make_unique<State>(limits, initial, std::make_shared<KvPool>(limits.block_count))) {}
+    : state_(std::make_unique<State>(limits, initial, std::make_shared<KvPool>(checked(limits)))) {}
 Scheduler::~Scheduler() = default;
 Scheduler::Scheduler(Scheduler&&) noexcept = default;
 Scheduler& Scheduler::operator=(Scheduler&&) noexcept = default;
@@ -276,7 +294,7 @@ void Scheduler::complete(std::span<const RowOutcome> outcomes, TimePoint now, Du
 }
 void Scheduler::abandon() {
   CHECK(state_->open, "abandon() without a plan");
-  state_->close_plan();
+  state_->abandon();
 }
 SchedulerCounts Scheduler::counts() const {
   return state_->counts();

@@ -26,6 +26,12 @@ void Scheduler::State::check_sequence(Slot slot) const {
   CHECK(in_ticket_queue == expected && in_deadline_queue == expected, "sequence ", id, " queued ", in_ticket_queue, "/",
         in_deadline_queue);
   CHECK(std::count(running.begin(), running.end(), slot) == (waiting ? 0 : 1), "sequence ", id, " in running");
+  CHECK(sequence.state.has_value() == (!waiting && limits.state_count > 0), "sequence ", id,
+        " state=", sequence.state.has_value());
+  CHECK(!sequence.start || (sequence.state && sequence.computed > 0), "sequence ", id, " begins from a snapshot of nothing");
+  CHECK(waiting || sequence.expected == 0, "sequence ", id, " runs and expects ", sequence.expected);
+  const auto hashes = static_cast<std::int32_t>(prefix_of(slot).size());
+  CHECK(hashes * kv_block_tokens <= sequence.known, "sequence ", id, " has ", hashes, " hashes, known=", sequence.known);
   if (waiting) return;
   const auto held = static_cast<std::int32_t>(table_of(sequence).size());
   CHECK(held >= blocks_for_tokens(sequence.computed), "sequence ", id, " held=", held, " computed=", sequence.computed);
@@ -34,13 +40,24 @@ void Scheduler::State::check_sequence(Slot slot) const {
   CHECK(held <= blocks_for_tokens(longest), "sequence ", id, " held=", held);
 }
 
-void Scheduler::State::mark_blocks(std::vector<std::uint8_t>& owned) const {
+void Scheduler::State::count_blocks(std::vector<std::int32_t>& references) const {
   for (const Slot slot : running) {
-    for (const BlockId block : table_of(at(slot))) {
-      CHECK(pool->blocks.is_taken(block), "block ", block.value, " is held and free");
-      CHECK(owned[static_cast<std::size_t>(block.value)] == 0, "block ", block.value, " has two owners");
-      owned[static_cast<std::size_t>(block.value)] = 1;
-    }
+    for (const BlockId block : table_of(at(slot))) ++references[static_cast<std::size_t>(block.value)];
+  }
+}
+
+void Scheduler::State::count_states(std::vector<std::int32_t>& owners, std::vector<std::int32_t>& pins) const {
+  for (const Slot slot : running) {
+    const Sequence& sequence = at(slot);
+    if (sequence.state) ++owners[static_cast<std::size_t>(sequence.state->value)];
+    if (sequence.start) ++pins[static_cast<std::size_t>(sequence.start->value)];
+  }
+  if (!open) return;
+  for (const PlannedRow& row : plan.rows) {
+    if (!row.state || !row.state->save) continue;
+    const StateId save = row.state->save->to;
+    CHECK(pool->states.is_being_written(save), "state ", save.value, " is saved to and no snapshot in the making");
+    ++owners[static_cast<std::size_t>(save.value)];
   }
 }
 
@@ -62,18 +79,39 @@ void Scheduler::State::check_integrity() const {
                        [this](Slot left, Slot right) { return at(left).ttft_deadline < at(right).ttft_deadline; }));
 }
 
-void KvPool::check_integrity(std::span<const BlockId> others) const {
+void KvPool::check_integrity(const HeldElsewhere& others) const {
+  check_blocks(others);
+  check_states(others);
+}
+
+void KvPool::check_blocks(const HeldElsewhere& others) const {
   blocks.check_integrity();
-  std::vector<std::uint8_t> owned(static_cast<std::size_t>(blocks.block_count()), 0);
-  for (const Scheduler::State* lane : lanes) lane->mark_blocks(owned);
-  for (const BlockId block : others) {
-    CHECK(blocks.is_taken(block) && owned[static_cast<std::size_t>(block.value)] == 0, "block ", block.value,
-          " of a copy is free or has two owners");
-    owned[static_cast<std::size_t>(block.value)] = 1;
+  std::vector<std::int32_t> references(static_cast<std::size_t>(blocks.block_count()), 0);
+  for (const Scheduler::State* lane : lanes) lane->count_blocks(references);
+  for (const BlockId block : others.blocks) ++references[static_cast<std::size_t>(block.value)];
+  for (std::int32_t block = 0; block < blocks.block_count(); ++block) {
+    const std::int32_t held = references[static_cast<std::size_t>(block)];
+    CHECK(held == blocks.references(BlockId{block}), "block ", block, " is held ", held, " times and has ",
+          blocks.references(BlockId{block}), " references");
+    CHECK(held <= 1 || blocks.is_cached(BlockId{block}), "block ", block, " is shared and may be written");
   }
-  const auto held = static_cast<std::int32_t>(std::count(owned.begin(), owned.end(), 1));
-  CHECK(held + blocks.free_count() == blocks.block_count(), "held=", held, " free=", blocks.free_count(), " of ",
-        blocks.block_count());
+}
+
+void KvPool::check_states(const HeldElsewhere& others) const {
+  states.check_integrity();
+  std::vector<std::int32_t> owners(static_cast<std::size_t>(states.state_count()), 0);
+  std::vector<std::int32_t> pins(owners.size(), 0);
+  for (const Scheduler::State* lane : lanes) lane->count_states(owners, pins);
+  for (const StateId state : others.states) ++owners[static_cast<std::size_t>(state.value)];
+  for (const StateId state : others.pinned) ++pins[static_cast<std::size_t>(state.value)];
+  for (std::int32_t slot = 0; slot < states.state_count(); ++slot) {
+    const StateId state{slot};
+    const std::int32_t expected = states.is_working(state) || states.is_being_written(state) ? 1 : 0;
+    CHECK(owners[static_cast<std::size_t>(slot)] == expected, "state ", slot, " has ", owners[static_cast<std::size_t>(slot)],
+          " owners");
+    CHECK(pins[static_cast<std::size_t>(slot)] == states.pins(state), "state ", slot, " pins=", states.pins(state), " of ",
+          pins[static_cast<std::size_t>(slot)]);
+  }
 }
 
 }  // namespace rubato::policies

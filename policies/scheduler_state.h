@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a Scheduler keeps between calls: the sequences, the queues they stand in, and their blocks, which lanes of one device
-// share. Private to policies/; the steps that change it are in scheduler.cpp (lifetimes) and step_planner.cpp (one plan).
+// What a Scheduler keeps between calls: the sequences, the queues they stand in, and their blocks and states, which lanes of one
+// device share (kv_pool.h). Private to policies/; the steps that change it are in scheduler.cpp (lifetimes), step_planner.cpp
+// (one plan) and scheduler_prefix.cpp (what the prefix cache has and gets).
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "policies/block_pool.h"
+#include "policies/kv_pool.h"
 #include "policies/policy.h"
 #include "policies/ranked_queue.h"
 #include "policies/scheduler.h"
@@ -36,8 +37,9 @@ struct alignas(64) Sequence {
   bool starved = false;        // waits for the blocks of a condemned one, so that being left out is no gap of this lane's making
   bool reserved = false;       // has a decode slot
   std::int32_t known = 0;      // tokens: the prompt and what was sampled
-  std::int32_t computed = 0;   // of known: in the KV blocks
+  std::int32_t computed = 0;   // of known: in the KV blocks and the state
   std::int32_t sampled = 0;
+  std::int32_t expected = 0;  // waiting: tokens that the prefix cache is thought to have; looked up again on admission
   TimePoint ttft_deadline;
   std::uint64_t ticket = 0;  // order of add(): the lower the older
   std::uint64_t added_step = 0;
@@ -50,9 +52,15 @@ struct alignas(64) Sequence {
   std::uint64_t ready = 0;               // order in which it came to need a decode slot; 0: it has not
   std::optional<TimePoint> ready_since;  // while it waits for one
   TimePoint copy_not_before;             // after a copy that failed
+  std::optional<StateId> state;          // its own slot, while Running on a model with recurrent layers
+  std::optional<StateId> start;          // a snapshot that its next row begins from instead; pinned
+  std::int32_t registered = 0;           // its first blocks, offered to the prefix cache
+  std::optional<std::int32_t> cached;    // tokens that its first admission found there
   SequenceRequest request;
 
-  [[nodiscard]] std::int32_t remaining() const { return known - computed; }
+  /// Tokens that a plan may read as computed.
+  [[nodiscard]] std::int32_t begin() const { return computed + expected; }
+  [[nodiscard]] std::int32_t remaining() const { return known - begin(); }
   /// Whether it will have a decode row after the token it is about to sample.
   [[nodiscard]] bool will_decode() const { return request.max_new_tokens - sampled > 1; }
   [[nodiscard]] SequenceLengths lengths() const {
@@ -63,6 +71,7 @@ struct alignas(64) Sequence {
 /// A sequence between two lanes. It keeps its entry in the table of ids, so that moving allocates nothing.
 struct CarriedSequence {
   Sequence sequence;
+  std::vector<BlockHash> prefix;
   std::unordered_map<SequenceId, Slot>::node_type entry;
 };
 
@@ -88,28 +97,11 @@ struct OldestPrefill {
   bool served = false;       // in the open plan
 };
 
-/// The KV blocks of one device and the lanes that take from them.
-struct KvPool {
-  explicit KvPool(std::int32_t block_count) : blocks(block_count) {}
-
-  /// What admission decides on, over all lanes.
-  [[nodiscard]] PoolLoad load() const;
-  /// CHECKs that every taken block has one owner: a lane's sequence, or one of others (blocks held for copies).
-  void check_integrity(std::span<const BlockId> others = {}) const;
-  /// Free blocks that no older sequence waits for.
-  [[nodiscard]] std::int32_t free_for(std::uint64_t ticket) const;
-
-  void give(BlockId block) {
-    blocks.give(block);
-    if (freed.size() < freed.capacity()) freed.push_back(block);
-  }
-
-  BlockPool blocks;
-  std::vector<Scheduler::State*> lanes;
-  std::vector<BlockId> freed;        // since somebody last looked; without capacity: nobody does
-  std::int32_t arriving_blocks = 0;  // taken for sequences whose copies are on their way here
-  std::int32_t arriving = 0;         // such sequences
-  std::int32_t buried_blocks = 0;    // of sequences that ended while a copy was reading them
+/// What the prefix cache has of a sequence.
+struct PrefixHit {
+  std::int32_t tokens = 0;          // a multiple of kv_block_tokens, below the known ones; 0: nothing
+  std::int32_t blocks_in_use = 0;   // of the blocks that hold them: in use by others anyway
+  std::optional<StateId> snapshot;  // at their end, for models with recurrent layers
 };
 
 struct Scheduler::State {
@@ -125,6 +117,7 @@ struct Scheduler::State {
   bool cancel(SequenceId id);
   void apply(const Settings& settings_in);
   void complete(std::span<const RowOutcome> outcomes, TimePoint now, Duration duration);
+  void abandon();
   void close_plan();
   void end(Slot slot);
   void count_gaps();
@@ -133,8 +126,10 @@ struct Scheduler::State {
   [[nodiscard]] Duration oldest_wait(TimePoint now) const;
   void check_integrity() const;
   void check_sequence(Slot slot) const;
-  /// Marks in owned (one entry per block of the pool) what its sequences hold. CHECKs that nobody else does.
-  void mark_blocks(std::vector<std::uint8_t>& owned) const;
+  /// Adds to references (one entry per block of the pool) what its sequences hold.
+  void count_blocks(std::vector<std::int32_t>& references) const;
+  /// The same for states and for pins on snapshots (one entry per slot).
+  void count_states(std::vector<std::int32_t>& owners, std::vector<std::int32_t>& pins) const;
 
   // From lane to lane (sequence_queues.cpp). Neither is in a step; blocks changes hands without being copied.
   void release(Slot slot, CarriedSequence& carried, std::vector<BlockId>& blocks);
@@ -150,7 +145,7 @@ struct Scheduler::State {
   }
   void enter_pending(Slot slot);
   void leave_pending(Slot slot);
-  void admit(Slot slot);
+  void admit(Slot slot, const PrefixHit& hit);
   void leave_running(Slot slot);
   void insert_running(Slot slot);
   /// Back to waiting; all that was computed is computed again.
@@ -163,6 +158,24 @@ struct Scheduler::State {
   [[nodiscard]] bool waits_for_others() const;
   /// Blocks of its running sequences: of each the larger of what it holds and what it wants.
   [[nodiscard]] std::int32_t committed_blocks() const;
+
+  // The prefix cache and states (scheduler_prefix.cpp).
+  std::vector<BlockHash>& prefix_of(Slot slot) { return prefixes[static_cast<std::size_t>(slot)]; }
+  [[nodiscard]] const std::vector<BlockHash>& prefix_of(Slot slot) const { return prefixes[static_cast<std::size_t>(slot)]; }
+  [[nodiscard]] PrefixHit find_prefix(std::int32_t known, std::span<const BlockHash> prefix) const;
+  [[nodiscard]] PrefixHit find_prefix(Slot slot) const { return find_prefix(at(slot).known, prefix_of(slot)); }
+  [[nodiscard]] std::optional<StateId> usable_snapshot(const BlockHash& hash) const;
+  void keep_prefix(Slot slot, std::span<const BlockHash> prefix);
+  void take_prefix(Slot slot, const PrefixHit& hit);
+  void give_states(Sequence& sequence);
+  [[nodiscard]] std::optional<StateUse> use_state(Slot slot, std::int32_t count);
+  [[nodiscard]] std::optional<StateUse::Save> begin_snapshot(Slot slot, std::int32_t count);
+  void book_prefix(const PlannedRow& row);
+  void note_filled(Slot slot, const RowOutcome& outcome);
+  void drop_snapshot(const PlannedRow& row);
+  /// Whether a sequence could be given a slot of its own now.
+  [[nodiscard]] bool may_take_state() const { return limits.state_count == 0 || pool->states.available() > 0; }
+
   [[nodiscard]] PoolLoad pool_load() const { return pool->load(); }
   [[nodiscard]] std::int32_t wanted(Slot slot) const { return blocks_wanted(at(slot).lengths(), limits.growth_reserve_tokens); }
   [[nodiscard]] std::int32_t running_count() const { return static_cast<std::int32_t>(running.size()); }
@@ -175,6 +188,7 @@ struct Scheduler::State {
   std::shared_ptr<KvPool> pool;
 
   std::vector<Sequence> sequences;
+  std::vector<std::vector<BlockHash>> prefixes;  // by slot: of the full blocks of what is known; with prefix caching
   std::vector<Slot> free_slots;
   std::unordered_map<SequenceId, Slot> slot_of;
   std::vector<Slot> pending_by_ticket;    // every prefill, waiting or running, oldest first
@@ -185,6 +199,8 @@ struct Scheduler::State {
 
   std::uint64_t next_ticket = 1;
   std::uint64_t preemptions = 0;
+  std::uint64_t prefix_queries = 0;
+  std::uint64_t prefix_hits = 0;
   std::int32_t decode_gap_steps_max = 0;
   std::int32_t prefill_gap_steps_max = 0;
   OldestPrefill oldest;

@@ -47,23 +47,14 @@ std::int32_t Scheduler::State::committed_blocks() const {
   return committed;
 }
 
-PoolLoad KvPool::load() const {
-  PoolLoad load{.block_count = blocks.block_count(),
-                .committed_blocks = arriving_blocks + buried_blocks,
-                .running = arriving + (buried_blocks > 0 ? 1 : 0)};
-  for (const Scheduler::State* lane : lanes) {
-    load.committed_blocks += lane->committed_blocks();
-    load.running += lane->running_count();
-  }
-  return load;
-}
-
-void Scheduler::State::admit(Slot slot) {
+void Scheduler::State::admit(Slot slot, const PrefixHit& hit) {
   Sequence& sequence = at(slot);
   CHECK(sequence.place == Sequence::Place::Waiting && !free_tables.empty());
   insert_running(slot);
+  take_prefix(slot, hit);
   std::vector<BlockId>& table = table_of(sequence);
-  for (std::int32_t needed = blocks_for_tokens(sequence.known); needed > 0; --needed) table.push_back(pool->blocks.take());
+  const auto needed = static_cast<std::size_t>(blocks_for_tokens(sequence.known));
+  while (table.size() < needed) table.push_back(pool->take());
 }
 
 void Scheduler::State::insert_running(Slot slot) {
@@ -79,8 +70,9 @@ void Scheduler::State::leave_running(Slot slot) {
   Sequence& sequence = at(slot);
   CHECK(sequence.place == Sequence::Place::Running);
   std::vector<BlockId>& table = table_of(sequence);
-  for (const BlockId block : table) pool->give(block);
+  pool->give_table(table);
   table.clear();
+  give_states(sequence);
   free_tables.push_back(sequence.table);
   const auto place = std::find(running.begin(), running.end(), slot);
   CHECK(place != running.end(), "slot ", slot);
@@ -94,7 +86,7 @@ void Scheduler::State::lose_blocks(Slot slot, TimePoint now) {
   leave_running(slot);
   sequence.place = Sequence::Place::Waiting;
   sequence.waiting_since = now;
-  sequence.computed = 0;
+  sequence.computed = sequence.registered = 0;
   sequence.decode_gap = 0;
   sequence.reserved = sequence.held = sequence.starved = false;
   sequence.ready = 0;
@@ -113,8 +105,13 @@ void Scheduler::State::preempt(Slot slot, State& by) {
 bool Scheduler::State::secure_block(Slot slot) {
   std::vector<BlockId>& table = table_of(at(slot));
   if (static_cast<std::int32_t>(table.size()) >= blocks_for_tokens(at(slot).computed + 1)) return true;
-  if (pool->free_for(at(slot).ticket) <= 0 && !make_room_for(slot)) return false;
-  table.push_back(pool->blocks.take());
+  if (pool->free_for(at(slot).ticket) <= 0) {
+    // One that gives way frees nothing where others share all that it has.
+    do {
+      if (!make_room_for(slot)) return false;
+    } while (pool->blocks.free_count() == 0);
+  }
+  table.push_back(pool->take());
   return true;
 }
 
@@ -156,21 +153,6 @@ bool Scheduler::State::make_room_for(Slot slot) {
   return false;
 }
 
-// Blocks come free one by one, at the ends of steps of any lane: the first are for who has waited longest, or a lane with shorter
-// steps would always be there first.
-std::int32_t KvPool::free_for(std::uint64_t ticket) const {
-  std::int32_t free = blocks.free_count();
-  if (lanes.size() == 1) return free;
-  for (const Scheduler::State* lane : lanes) {
-    for (const Slot slot : lane->running) {
-      const Sequence& other = lane->at(slot);
-      if (other.ticket >= ticket) break;
-      free -= other.starved ? 1 : 0;
-    }
-  }
-  return free;
-}
-
 Slot Scheduler::State::take_slot(const Sequence& sequence) {
   CHECK(!slot_of.contains(sequence.request.id), "sequence ", sequence.request.id.value, " is already here");
   CHECK(!free_slots.empty());
@@ -185,7 +167,10 @@ void Scheduler::State::release(Slot slot, CarriedSequence& carried, std::vector<
   CHECK(!here.in_step && !here.cancelled && blocks.empty());
   carried.sequence = here;
   carried.entry = slot_of.extract(here.request.id);
+  std::swap(carried.prefix, prefix_of(slot));
   if (here.place == Sequence::Place::Running) std::swap(table_of(here), blocks);
+  here.state.reset();
+  here.start.reset();
   end(slot);
 }
 
@@ -193,6 +178,7 @@ void Scheduler::State::adopt(CarriedSequence& carried, std::vector<BlockId>& blo
   const Slot slot = take_slot(carried.sequence);
   carried.entry.mapped() = slot;
   slot_of.insert(std::move(carried.entry));
+  std::swap(prefix_of(slot), carried.prefix);
   Sequence& sequence = at(slot);
   // Steps are numbered lane by lane.
   sequence.added_step = plan.step_number;
@@ -203,6 +189,8 @@ void Scheduler::State::adopt(CarriedSequence& carried, std::vector<BlockId>& blo
     CHECK(!free_tables.empty());
     insert_running(slot);
     std::swap(table_of(sequence), blocks);
+  } else {
+    sequence.expected = find_prefix(slot).tokens;  // in the pool of this lane
   }
   if (std::exchange(sequence.pending, false)) enter_pending(slot);
 }

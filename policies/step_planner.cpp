@@ -84,7 +84,8 @@ void StepPlanner::begin() {
   oldest_slot_ = *place;
   const Sequence& first = state_.at(oldest_slot_);
   if (oldest.ticket != first.ticket) oldest = {.ticket = first.ticket};
-  oldest_quantum_ = std::min(quantum_of(budget_), first.remaining());
+  // Of one that waits it is not sure yet what the prefix cache has.
+  oldest_quantum_ = std::min(quantum_of(budget_), first.known - first.computed);
 }
 
 void StepPlanner::collect_decodes() {
@@ -109,7 +110,7 @@ void StepPlanner::collect_prefills() {
   state_.candidates.clear();
   state_.prefill_views.clear();
   if (state_.prefills == Scheduler::State::Prefills::Held) return;
-  const bool open = may_start() && may_admit(load_, 1);
+  const bool open = may_start() && may_admit(load_, 1) && state_.may_take_state();
   const bool by_deadline = policy_.candidate_order() == CandidateOrder::ByTtftDeadline;
   std::size_t running_left = static_cast<std::size_t>(state_.running_count() - running_decodes_);
   for (const Slot slot : by_deadline ? state_.pending_by_deadline : state_.pending_by_ticket) {
@@ -120,7 +121,7 @@ void StepPlanner::collect_prefills() {
     if (running) --running_left;
     if (sequence.held) continue;
     state_.candidates.push_back(slot);
-    state_.prefill_views.push_back({.begin = sequence.computed,
+    state_.prefill_views.push_back({.begin = sequence.begin(),
                                     .remaining = sequence.remaining(),
                                     .ttft_deadline = sequence.ttft_deadline,
                                     .waited_steps = state_.plan.step_number - sequence.added_step,
@@ -136,16 +137,37 @@ bool StepPlanner::may_start() const {
   return state_.running_count() + state_.pool->arriving < knobs_.max_num_seqs;
 }
 
-bool StepPlanner::takes_on_admission(const Sequence& sequence) const {
-  return state_.admission.counts(sequence);
-}
-
-bool StepPlanner::can_run(Slot slot) const {
+bool StepPlanner::can_run(Slot slot) {
   const Sequence& sequence = state_.at(slot);
   if (sequence.preempted_now || sequence.held) return false;
-  if (sequence.place == Sequence::Place::Running) return true;
-  if (takes_on_admission(sequence) && state_.admission.left <= 0) return false;
-  return may_start() && may_admit(load_, state_.wanted(slot));
+  return sequence.place == Sequence::Place::Running || find_start(slot).has_value();
+}
+
+// Where one that waits could start now, as far as slots, states and blocks go; none: nowhere. What the prefix cache has of it is
+// looked up only where that may decide.
+std::optional<PrefixHit> StepPlanner::find_start(Slot slot) {
+  Sequence& sequence = state_.at(slot);
+  if (!may_start() || !state_.may_take_state()) return std::nullopt;
+  const std::int32_t wanted = state_.wanted(slot);
+  const auto hashes = static_cast<std::int32_t>(state_.prefix_of(slot).size());
+  if (!may_admit(load_, std::max(wanted - hashes, 1))) return std::nullopt;
+  const PrefixHit hit = state_.find_prefix(slot);
+  sequence.expected = hit.tokens;
+  if (state_.admission.left <= 0 && state_.admission.counts(sequence)) return std::nullopt;
+  if (!may_admit(load_, wanted - hit.blocks_in_use)) return std::nullopt;
+  return hit;
+}
+
+void StepPlanner::admit(Slot slot, const PrefixHit& hit) {
+  Sequence& sequence = state_.at(slot);
+  load_.committed_blocks += state_.wanted(slot) - hit.blocks_in_use;
+  ++load_.running;
+  state_.admit(slot, hit);
+  if (state_.admission.counts(sequence)) {
+    --state_.admission.left;
+    sequence.reserved = state_.admission.kind == AdmissionTake::Kind::DecodeSlot;
+  }
+  if (sequence.ticket == state_.oldest.ticket) oldest_quantum_ = std::min(quantum_of(budget_), sequence.remaining());
 }
 
 // Least recently served first where not all fit; among equals the oldest. Then by age, because secure_block() takes from the
@@ -224,8 +246,7 @@ void StepPlanner::take_prefills() {
     const Slot slot = state_.candidates[static_cast<std::size_t>(queue.peek().candidate)];
     queue.pop();
     if (state_.at(slot).in_step || state_.at(slot).preempted_now) continue;
-    const bool capped = contended_ && state_.at(slot).remaining() > long_tokens;
-    if (!take_prefill(slot, capped ? choice_.long_prompt_cap : budget_, 0) && time_is_up_) break;
+    if (!take_prefill(slot, budget_, 0) && time_is_up_) break;
   }
   extend_prefills();
 }
@@ -242,36 +263,34 @@ void StepPlanner::rank_prefills() {
   state_.waiting_prefills.start();
 }
 
-// Tokens of a prefill that the step has room and time for.
-std::int32_t StepPlanner::room_for(const Sequence& sequence, std::int32_t most) const {
-  most = std::min(most, sequence.remaining());
+// Tokens from begin on that the step has time for.
+std::int32_t StepPlanner::room_for(std::int32_t begin, std::int32_t most) const {
   if (!choice_.step_end) return most;
-  return state_.step_time.largest_chunk(features_, sequence.computed, most, *choice_.step_end - now_);
+  return state_.step_time.largest_chunk(features_, begin, most, *choice_.step_end - now_);
 }
 
+// at_least: the step has time for so many whatever its end, and the cap on long prompts does not bind.
 bool StepPlanner::take_prefill(Slot slot, std::int32_t cap, std::int32_t at_least) {
-  Sequence& sequence = state_.at(slot);
-  if (!can_run(slot)) {
+  const Sequence& sequence = state_.at(slot);
+  const bool waiting = sequence.place == Sequence::Place::Waiting;
+  const bool barred = sequence.preempted_now || sequence.held;
+  const std::optional<PrefixHit> start = waiting && !barred ? find_start(slot) : std::nullopt;
+  if (barred || (waiting && !start)) {
     const bool bypass = choice_.admission == AdmissionChoice::Bypass && ++bypassed_ < bypass_limit;
-    if (sequence.place == Sequence::Place::Waiting && !bypass) waiting_closed_ = true;
+    if (waiting && !bypass) waiting_closed_ = true;
     return false;
   }
-  const std::int32_t left = budget_ - features_.tokens;
-  const std::int32_t count = std::max(room_for(sequence, std::min(cap, left)), std::min(at_least, left));
+  const std::int32_t begin = sequence.begin();  // of one that waits, as just found
+  const std::int32_t left = sequence.remaining();
+  if (at_least == 0 && contended_ && left > choice_.long_prompt_tokens) cap = std::min(cap, choice_.long_prompt_cap);
+  const std::int32_t budget_left = std::min(budget_ - features_.tokens, left);
+  const std::int32_t count = std::max(room_for(begin, std::min(cap, budget_left)), std::min(at_least, budget_left));
   time_is_up_ = count == 0;
   if (time_is_up_) return false;
-  if (sequence.place == Sequence::Place::Waiting) {
-    load_.committed_blocks += state_.wanted(slot);
-    ++load_.running;
-    state_.admit(slot);
-    if (takes_on_admission(sequence)) {
-      --state_.admission.left;
-      sequence.reserved = state_.admission.kind == AdmissionTake::Kind::DecodeSlot;
-    }
-  }
-  sequence.in_step = true;
+  if (start) admit(slot, *start);
+  state_.at(slot).in_step = true;
   state_.prefill_picks.push_back({.slot = slot, .count = count});
-  features_.add_chunk(sequence.computed, count);
+  features_.add_chunk(begin, count);
   return true;
 }
 
@@ -282,7 +301,7 @@ void StepPlanner::extend_prefills() {
     const Sequence& sequence = state_.at(pick.slot);
     if (left == 0 || pick.count == sequence.remaining()) continue;
     features_.remove_chunk(sequence.computed, pick.count);
-    pick.count = std::max(pick.count, room_for(sequence, pick.count + left));
+    pick.count = std::max(pick.count, room_for(sequence.computed, std::min(pick.count + left, sequence.remaining())));
     features_.add_chunk(sequence.computed, pick.count);
   }
 }
@@ -315,7 +334,9 @@ void StepPlanner::emit_row(Slot slot, std::int32_t count) {
                               .count = count,
                               .samples = sequence.computed + count == sequence.known,
                               .decode = !sequence.pending,
-                              .blocks = std::span<const BlockId>(table.data(), blocks)});
+                              .blocks = std::span<const BlockId>(table.data(), blocks),
+                              .state = state_.use_state(slot, count),
+                              .cached_tokens = sequence.cached.value_or(0)});
 }
 
 void StepPlanner::emit() {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "policies/scheduler_state.h"
 
@@ -31,9 +32,10 @@ class StepPlanner {
   void emit_row(Slot slot, std::int32_t count);
   [[nodiscard]] bool oldest_overdue() const;
   [[nodiscard]] bool may_start() const;
-  [[nodiscard]] bool takes_on_admission(const Sequence& sequence) const;
-  [[nodiscard]] bool can_run(Slot slot) const;
-  [[nodiscard]] std::int32_t room_for(const Sequence& sequence, std::int32_t most) const;
+  [[nodiscard]] bool can_run(Slot slot);
+  [[nodiscard]] std::optional<PrefixHit> find_start(Slot slot);
+  void admit(Slot slot, const PrefixHit& hit);
+  [[nodiscard]] std::int32_t room_for(std::int32_t begin, std::int32_t most) const;
 
   Scheduler::State& state_;
   const TimePoint now_;
