@@ -15,6 +15,30 @@ std::string number_text(double value) {
   return text.str();
 }
 
+/// Python writes infinite numbers bare, which is no JSON: they become strings, so that whoever reads a number refuses them by
+/// name unless it knows what to do with them.
+std::string with_quoted_infinities(const std::string& text) {
+  constexpr std::string_view word = "Infinity";
+  std::string quoted;
+  bool in_string = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (in_string && text[i] == '\\') {
+      quoted += text[i++];
+      if (i < text.size()) quoted += text[i];
+      continue;
+    }
+    if (text[i] == '"') in_string = !in_string;
+    const std::size_t sign = text[i] == '-' ? 1 : 0;
+    if (!in_string && text.compare(i + sign, word.size(), word) == 0) {
+      quoted.append("\"").append(text, i, sign + word.size()).append("\"");
+      i += sign + word.size() - 1;
+      continue;
+    }
+    quoted += text[i];
+  }
+  return quoted;
+}
+
 }  // namespace
 
 Result<std::string> read_text_file(const std::filesystem::path& path, std::int64_t size_max) {
@@ -46,7 +70,8 @@ Result<nlohmann::json> parse_json_object(const std::string& text, const std::str
     if (opens && depth >= depth_max) too_deep = true;
     return !too_deep;
   };
-  nlohmann::json json = nlohmann::json::parse(text, bounded, false);
+  const bool has_infinity = text.find("Infinity") != std::string::npos;
+  nlohmann::json json = nlohmann::json::parse(has_infinity ? with_quoted_infinities(text) : text, bounded, false);
   if (too_deep) {
     return unexpected(ErrorCode::InvalidArgument, place + ": is nested more than " + std::to_string(depth_max) + " levels deep");
   }

@@ -19,6 +19,7 @@ namespace rubato::engine {
 [[nodiscard]] Result<std::string> read_text_file(const std::filesystem::path& path, std::int64_t size_max);
 
 /// Parses text as one JSON object nested at most a few levels; place stands before errors. Memory stays in proportion to text.
+/// Python's bare Infinity is read as the string "Infinity".
 [[nodiscard]] Result<nlohmann::json> parse_json_object(const std::string& text, const std::string& place);
 
 /// One JSON object. Getters return the fallback (or zero) after noting an error; ask errors() once at the end.
