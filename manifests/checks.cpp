@@ -42,6 +42,63 @@ std::string number(std::int64_t value) {
   return std::to_string(value);
 }
 
+/// Sizes that one architecture needs and another has no use for.
+void check_presence(const SyntheticModel& m, const std::string& at, Checker& checker) {
+  struct Size {
+    const char* name;
+    std::int32_t value;
+  };
+  const std::string architecture(to_string(m.architecture));
+  for (const Size& size : {Size{".heads", m.heads}, Size{".kvHeads", m.kv_heads}, Size{".feedForward", m.feed_forward}}) {
+    if (m.architecture == Architecture::Mamba2) {
+      checker.require(size.value == 0, at + size.name, {at + ".architecture"}, number(size.value),
+                      "must be left out: architecture Mamba2 has recurrent layers alone");
+    } else if (size.value == 0) {
+      checker.add({.fault = Fault::Required, .field = at + size.name, .rule = "by architecture " + architecture});
+    }
+  }
+  checker.require(m.attention_every == 0 || m.architecture == Architecture::Hybrid, at + ".attentionEvery",
+                  {at + ".architecture"}, number(m.attention_every),
+                  "must be left out: architecture " + architecture + " does not mix kinds of layers");
+}
+
+void check_heads(const SyntheticModel& m, const std::string& at, Checker& checker) {
+  if (m.heads <= 0 || m.kv_heads <= 0) return;  // reported as missing
+  checker.require(m.heads % m.kv_heads == 0, at + ".kvHeads", {at + ".heads"}, number(m.kv_heads),
+                  "must divide heads (" + number(m.heads) + ")");
+  if (m.head_size == 0) {
+    checker.require(m.hidden_size % m.heads == 0, at + ".heads", {at + ".hiddenSize"}, number(m.heads),
+                    "must divide hiddenSize (" + number(m.hidden_size) + ") unless headSize is given");
+    checker.require(m.hidden_size % m.heads != 0 || m.hidden_size / m.heads % 2 == 0, at + ".heads", {at + ".hiddenSize"},
+                    number(m.heads), "must give heads of even width: hiddenSize / heads is " + number(m.hidden_size / m.heads));
+  } else {
+    checker.require(m.head_size % 2 == 0, at + ".headSize", {}, number(m.head_size), "must be even");
+  }
+}
+
+void check_recurrence(const SyntheticModel& m, const std::string& at, Checker& checker) {
+  if (m.mamba_head_size <= 0 || m.mamba_groups <= 0) return;  // reported as out of range
+  const std::int32_t inner = 2 * m.hidden_size;
+  if (m.mamba_heads == 0) {
+    checker.require(inner % m.mamba_head_size == 0, at + ".mambaHeadSize", {at + ".hiddenSize"}, number(m.mamba_head_size),
+                    "must divide 2 * hiddenSize (" + number(inner) + ") unless mambaHeads is given");
+    if (inner % m.mamba_head_size != 0) return;
+  }
+  const std::int32_t heads = m.mamba_heads != 0 ? m.mamba_heads : inner / m.mamba_head_size;
+  checker.require(heads % m.mamba_groups == 0, at + ".mambaGroups", {at + ".mambaHeads"}, number(m.mamba_groups),
+                  "must divide the number of heads (" + number(heads) + ")");
+}
+
+void check_synthetic(const SyntheticModel& m, const std::string& at, Checker& checker) {
+  check_presence(m, at, checker);
+  if (m.architecture != Architecture::Mamba2) check_heads(m, at, checker);
+  if (m.architecture != Architecture::Llama) check_recurrence(m, at, checker);
+  if (m.architecture != Architecture::Hybrid) return;
+  const std::int32_t every = m.attention_every != 0 ? m.attention_every : 4;
+  checker.require(every > 1 && every <= m.layers, at + ".attentionEvery", {at + ".layers"}, number(every),
+                  "must be 2.." + number(m.layers) + " (layers), so that layers of both kinds are left");
+}
+
 void check_model(const ModelSpec& model, Checker& checker) {
   const std::string at = "spec.model";
   if (model.path.empty() && !model.synthetic) {
@@ -49,20 +106,7 @@ void check_model(const ModelSpec& model, Checker& checker) {
   }
   checker.require(model.path.empty() || !model.synthetic, at, {}, "path and synthetic",
                   "must not both be set: exactly one is allowed");
-  if (!model.synthetic) return;
-  const SyntheticModel& m = *model.synthetic;
-  const std::string shape = at + ".synthetic";
-  if (m.heads <= 0 || m.kv_heads <= 0) return;  // reported as missing
-  checker.require(m.heads % m.kv_heads == 0, shape + ".kvHeads", {shape + ".heads"}, number(m.kv_heads),
-                  "must divide heads (" + number(m.heads) + ")");
-  if (m.head_size == 0) {
-    checker.require(m.hidden_size % m.heads == 0, shape + ".heads", {shape + ".hiddenSize"}, number(m.heads),
-                    "must divide hiddenSize (" + number(m.hidden_size) + ") unless headSize is given");
-    checker.require(m.hidden_size % m.heads != 0 || m.hidden_size / m.heads % 2 == 0, shape + ".heads", {shape + ".hiddenSize"},
-                    number(m.heads), "must give heads of even width: hiddenSize / heads is " + number(m.hidden_size / m.heads));
-  } else {
-    checker.require(m.head_size % 2 == 0, shape + ".headSize", {}, number(m.head_size), "must be even");
-  }
+  if (model.synthetic) check_synthetic(*model.synthetic, at + ".synthetic", checker);
 }
 
 void check_devices(const std::vector<std::string>& devices, Checker& checker) {

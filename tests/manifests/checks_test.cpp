@@ -27,6 +27,19 @@ EngineSpec synthetic_spec() {
   return spec;
 }
 
+EngineSpec hybrid_spec() {
+  EngineSpec spec = synthetic_spec();
+  spec.model.synthetic->architecture = Architecture::Hybrid;
+  spec.model.synthetic->layers = 4;
+  return spec;
+}
+
+EngineSpec mamba2_spec() {
+  EngineSpec spec;
+  spec.model.synthetic = SyntheticModel{.architecture = Architecture::Mamba2, .hidden_size = 64, .layers = 2, .vocabulary = 300};
+  return spec;
+}
+
 struct BrokenCase {
   std::string field;
   std::string says;
@@ -36,6 +49,8 @@ struct BrokenCase {
 TEST(Checks, good_specs_pass) {
   EXPECT_TRUE(check_spec(good_spec()).empty());
   EXPECT_TRUE(check_spec(synthetic_spec()).empty());
+  EXPECT_TRUE(check_spec(hybrid_spec()).empty());
+  EXPECT_TRUE(check_spec(mamba2_spec()).empty());
 }
 
 TEST(Checks, each_broken_rule_is_one_error_at_its_field) {
@@ -51,6 +66,28 @@ TEST(Checks, each_broken_rule_is_one_error_at_its_field) {
        [](EngineSpec& s) { s = synthetic_spec(), s.model.synthetic->hidden_size = 72; }},
       {"spec.model.synthetic.headSize", "7 must be even",
        [](EngineSpec& s) { s = synthetic_spec(), s.model.synthetic->head_size = 7; }},
+      {"spec.model.synthetic.heads", "is required: by architecture Llama",
+       [](EngineSpec& s) { s = synthetic_spec(), s.model.synthetic->heads = 0; }},
+      {"spec.model.synthetic.kvHeads", "is required: by architecture Hybrid",
+       [](EngineSpec& s) { s = hybrid_spec(), s.model.synthetic->kv_heads = 0; }},
+      {"spec.model.synthetic.feedForward", "is required: by architecture Hybrid",
+       [](EngineSpec& s) { s = hybrid_spec(), s.model.synthetic->feed_forward = 0; }},
+      {"spec.model.synthetic.kvHeads", "3 must divide heads (8)",
+       [](EngineSpec& s) { s = hybrid_spec(), s.model.synthetic->kv_heads = 3; }},
+      {"spec.model.synthetic.feedForward", "128 must be left out: architecture Mamba2",
+       [](EngineSpec& s) { s = mamba2_spec(), s.model.synthetic->feed_forward = 128; }},
+      {"spec.model.synthetic.attentionEvery", "2 must be left out: architecture Mamba2",
+       [](EngineSpec& s) { s = mamba2_spec(), s.model.synthetic->attention_every = 2; }},
+      {"spec.model.synthetic.attentionEvery", "4 must be 2..3 (layers)",
+       [](EngineSpec& s) { s = hybrid_spec(), s.model.synthetic->layers = 3; }},
+      {"spec.model.synthetic.attentionEvery", "1 must be 2..4 (layers)",
+       [](EngineSpec& s) { s = hybrid_spec(), s.model.synthetic->attention_every = 1; }},
+      {"spec.model.synthetic.mambaHeadSize", "48 must divide 2 * hiddenSize (128) unless mambaHeads is given",
+       [](EngineSpec& s) { s = mamba2_spec(), s.model.synthetic->mamba_head_size = 48; }},
+      {"spec.model.synthetic.mambaGroups", "3 must divide the number of heads (2)",
+       [](EngineSpec& s) { s = mamba2_spec(), s.model.synthetic->mamba_groups = 3; }},
+      {"spec.model.synthetic.mambaGroups", "3 must divide the number of heads (4)",
+       [](EngineSpec& s) { s = hybrid_spec(), s.model.synthetic->mamba_groups = 3, s.model.synthetic->mamba_heads = 4; }},
       {"spec.devices[0]", "\"gpu\" must be cpu, cpu:<index> or cuda:<index>, index 0..999",
        [](EngineSpec& s) { s.devices = {"gpu"}; }},
       {"spec.devices[1]", "\"cuda:01\" must be",

@@ -42,7 +42,7 @@ TEST(Json, the_spec_shows_every_default_in_canonical_form_and_reads_back_equal) 
 }
 
 TEST(Json, yaml_and_json_of_the_same_manifest_decode_alike) {
-  for (const char* example : {"minimal", "llama3-8b", "qwen2-0.5b-synthetic"}) {
+  for (const char* example : {"minimal", "llama3-8b", "qwen2-0.5b-synthetic", "hybrid-synthetic"}) {
     const auto read = read_manifest(std::string(RUBATO_SOURCE_DIR "/manifests/examples/") + example + ".yaml");
     ASSERT_TRUE(read) << read.failure().text();
     EXPECT_EQ(manifest_from_json(Json::parse(to_json(read->manifest).dump())).value, read->manifest);
@@ -187,7 +187,7 @@ TEST(Fields, the_list_names_every_leaf_once_and_says_what_needs_a_restart) {
   EXPECT_EQ(fields.at("spec.lanes.handoffLease"), Change::Restart);
   EXPECT_EQ(fields.at("spec.prefixCaching.enabled"), Change::Restart);
   EXPECT_EQ(fields.at("spec.exactness"), Change::Restart);
-  EXPECT_EQ(fields.size(), 63U);
+  EXPECT_EQ(fields.size(), 69U);
 }
 
 TEST(Fields, a_diff_names_exactly_the_leaves_that_differ) {
