@@ -6,65 +6,30 @@
 #include <unordered_map>
 #include <utility>
 
+#include "engine/request_check.h"
 #include "manifests/check.h"
 
 namespace rubato::engine {
 namespace {
 
+constexpr std::size_t block_tokens = kv_block_tokens;
+
 /// Everything the lane keeps of one sequence. Tokens are never taken back: a preemption only makes them be computed again.
 struct Sequence {
-  Sequence(const Request& request, std::int32_t vocabulary)
-      : tokens(request.prompt), sampling(request.sampling, request.prompt, vocabulary) {
+  Sequence(const Request& request, const BlockHash& last_block_in, std::int32_t vocabulary)
+      : tokens(request.prompt), sampling(request.sampling, request.prompt, vocabulary), last_block(last_block_in) {
     const std::size_t length_max = tokens.size() + static_cast<std::size_t>(request.sampling.max_new_tokens);
     tokens.reserve(length_max);
   }
 
   std::vector<TokenId> tokens;  // prompt, then output
   SamplingState sampling;
+  BlockHash last_block;                // of the last full block of tokens, with prefix caching
+  std::int32_t cached_tokens = 0;      // of the prompt
   std::optional<TimePoint> scheduled;  // begin of the first step with a row of it
   bool in_step = false;                // a step that reads it is open
   bool ended = false;                  // within that step: nothing is told of it any more
 };
-
-Unexpected refused(const char* field, std::string message) {
-  return unexpected(ErrorCode::InvalidArgument, field, std::move(message));
-}
-
-std::optional<Unexpected> find_fault(const Request& request, std::int32_t vocabulary, std::int32_t length_max) {
-  if (request.prompt.empty()) return refused("prompt", "the prompt holds no token; at least one is needed");
-  const auto outside = [vocabulary](TokenId token) { return token < 0 || token >= vocabulary; };
-  const std::string allowed = "allowed: 0.." + std::to_string(vocabulary - 1);
-  for (const TokenId token : request.prompt) {
-    if (outside(token)) return refused("prompt", "token id " + std::to_string(token) + " is outside the vocabulary; " + allowed);
-  }
-  for (const auto& [token, bias] : request.sampling.logit_bias) {
-    if (outside(token))
-      return refused("logit_bias", "token id " + std::to_string(token) + " is outside the vocabulary; " + allowed);
-  }
-  const SamplingParameters& sampling = request.sampling;
-  const auto too_many = [](std::size_t found, std::int32_t most) {
-    return std::to_string(found) + " are given; allowed: up to " + std::to_string(most);
-  };
-  if (sampling.logit_bias.size() > static_cast<std::size_t>(logit_biases_max))
-    return refused("logit_bias", too_many(sampling.logit_bias.size(), logit_biases_max));
-  if (sampling.stop_token_ids.size() > static_cast<std::size_t>(stop_tokens_max))
-    return refused("stop_token_ids", too_many(sampling.stop_token_ids.size(), stop_tokens_max));
-  if (sampling.top_logprobs > top_logprobs_max)
-    return refused("top_logprobs", std::to_string(sampling.top_logprobs) + " is above " + std::to_string(top_logprobs_max));
-  const auto prompt = static_cast<std::int64_t>(request.prompt.size());
-  if (prompt >= length_max) {
-    return refused("prompt", "the prompt has " + std::to_string(prompt) + " tokens; a sequence here may have " +
-                                 std::to_string(length_max) + ", prompt and at least one new token together");
-  }
-  const std::int32_t wanted = request.sampling.max_new_tokens;
-  if (wanted < 1) return refused("max_tokens", std::to_string(wanted) + " is below 1");
-  if (prompt + wanted > length_max) {
-    return refused("max_tokens", std::to_string(wanted) + " new tokens after a prompt of " + std::to_string(prompt) +
-                                     " exceed the " + std::to_string(length_max) +
-                                     " that a sequence here may have; allowed: up to " + std::to_string(length_max - prompt));
-  }
-  return std::nullopt;
-}
 
 }  // namespace
 
@@ -92,7 +57,7 @@ struct Lanes::State {
   };
 
   State(std::vector<Backend*> backends, const LanesOptions& options)
-      : limits(options.limits), group(options.limits, options.initial) {
+      : limits(options.limits), hasher(options.prefix_key), group(options.limits, options.initial) {
     CHECK(static_cast<std::int32_t>(backends.size()) == group.lane_count(), "backends=", backends.size(),
           " lanes=", group.lane_count());
     const auto row_count = static_cast<std::size_t>(options.limits.each.max_num_seqs);
@@ -125,6 +90,7 @@ struct Lanes::State {
     event.error = Error{};
     event.time = now;
     event.scheduled = of.scheduled.value_or(now);
+    event.cached_tokens = of.cached_tokens;
     return event;
   }
 
@@ -140,7 +106,11 @@ struct Lanes::State {
   void tell_freed();
   void stop_unwanted_copies();
 
+  [[nodiscard]] bool caching() const { return limits.each.prefix_caching.enabled; }
+  [[nodiscard]] std::optional<BlockHash> filled_block(Sequence& of) const;
+
   const policies::LaneGroupLimits limits;
+  const PrefixHasher hasher;
   policies::LaneGroup group;
   std::vector<Lane> lanes;
   std::unordered_map<SequenceId, Sequence> sequences;
@@ -158,15 +128,24 @@ Result<void> Lanes::add(Request request) {
   const std::int32_t vocabulary = state.lanes.front().backend->config().vocabulary;
   if (auto fault = find_fault(request, vocabulary, state.group.effective_max_len())) return std::move(*fault);
   CHECK(!state.sequences.contains(request.id), "id=", request.id.value);
+  BlockHash last_block;
+  std::vector<BlockHash> prefix;
+  if (state.caching()) {
+    last_block = state.hasher.root(request.cache_salt);
+    const std::span<const TokenId> prompt = request.prompt;
+    for (std::size_t end = block_tokens; end <= prompt.size(); end += block_tokens)
+      prefix.push_back(last_block = state.hasher.next(last_block, prompt.subspan(end - block_tokens, block_tokens)));
+  }
   const policies::SequenceRequest entry{.id = request.id,
                                         .arrival = request.arrival,
                                         .prompt_tokens = static_cast<std::int32_t>(request.prompt.size()),
                                         .max_new_tokens = request.sampling.max_new_tokens,
                                         .ttft_target = request.ttft_target,
-                                        .itl_target = request.itl_target};
+                                        .itl_target = request.itl_target,
+                                        .prefix = prefix};
   if (auto added = state.group.add(entry); !added) return added;
   state.sequences.emplace(std::piecewise_construct, std::forward_as_tuple(request.id),
-                          std::forward_as_tuple(request, vocabulary));
+                          std::forward_as_tuple(request, last_block, vocabulary));
   return {};
 }
 
@@ -200,12 +179,16 @@ void Lanes::State::add_row(Lane& lane, const policies::PlannedRow& row, TimePoin
   CHECK(row.blocks.size() * kv_block_tokens >= end, "id=", row.id.value, " blocks=", row.blocks.size(), " end=", end);
   CHECK(!of.in_step, "id=", row.id.value, " is in two steps at once");
   of.in_step = true;
-  if (!of.scheduled) of.scheduled = now;
+  if (!of.scheduled) {
+    of.scheduled = now;
+    of.cached_tokens = row.cached_tokens;
+  }
   lane.rows.push_back(
       {.position = row.begin,
        .tokens = std::span(of.tokens).subspan(static_cast<std::size_t>(row.begin), static_cast<std::size_t>(row.count)),
        .blocks = row.blocks,
-       .sampling = row.samples ? &of.sampling : nullptr});
+       .sampling = row.samples ? &of.sampling : nullptr,
+       .state = row.state});
 }
 
 bool Lanes::begin_step(LaneIndex index, TimePoint now) {
@@ -273,6 +256,13 @@ bool Lanes::State::finish_token(Lane& lane, const policies::PlannedRow& row, std
   return event.finish.has_value();
 }
 
+/// The hash of the block that a sequence's last token has filled, if it has.
+std::optional<BlockHash> Lanes::State::filled_block(Sequence& of) const {
+  if (!caching() || of.tokens.size() % block_tokens != 0) return std::nullopt;
+  of.last_block = hasher.next(of.last_block, std::span<const TokenId>(of.tokens).last(block_tokens));
+  return of.last_block;
+}
+
 /// Nothing reads the step's sequences any more; those that ended meanwhile can go.
 void Lanes::State::leave_step(const policies::StepPlan& plan) {
   for (const policies::PlannedRow& row : plan.rows) {
@@ -325,8 +315,9 @@ void Lanes::end_step(LaneIndex index, TimePoint now) {
   for (const policies::PlannedRow& row : plan.rows) {
     if (!row.samples) continue;
     const bool finished = state.finish_token(lane, row, sample++, now);
-    lane.outcomes.push_back({.id = row.id, .finished = finished});
-    if (finished) state.sequence(row.id).ended = true;
+    Sequence& of = state.sequence(row.id);
+    lane.outcomes.push_back({.id = row.id, .finished = finished, .filled = finished ? std::nullopt : state.filled_block(of)});
+    if (finished) of.ended = true;
   }
   // samples may be longer: backends keep what an earlier, larger step allocated.
   CHECK(sample == lane.result.sample_valid.size() && sample <= lane.result.samples.size(), "sampling rows=", sample,
@@ -343,9 +334,11 @@ void Lanes::State::follow_group() {
   tell_freed();
 }
 
-/// Contents of freed blocks are dead; backends that poison want to know before the next step runs.
+/// Contents of freed blocks and states are dead; backends that poison want to know before the next step runs.
 void Lanes::State::tell_freed() {
   for (std::int32_t i = 0; i < group.lane_count(); i += limits.lanes_per_device) {
+    const std::span<const StateId> states = group.take_freed_states(group.device_of(LaneIndex{i}));
+    if (!states.empty()) at(LaneIndex{i}).backend->released_states(states);
     const std::span<const BlockId> freed = group.take_freed(group.device_of(LaneIndex{i}));
     if (!freed.empty()) at(LaneIndex{i}).backend->released(freed);
   }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "engine/backend.h"
+#include "engine/prefix_hash.h"
 #include "engine/sampling.h"
 #include "manifests/result.h"
 #include "manifests/settings.h"
@@ -28,6 +29,7 @@ struct Request {
   TimePoint arrival;
   Duration ttft_target{};
   Duration itl_target{};
+  std::string cache_salt{};  // requests with different ones share nothing of the prefix cache
 };
 
 enum class FinishReason : std::uint8_t {
@@ -43,9 +45,10 @@ struct TokenEvent {
   std::int32_t index = 0;        // 0-based number of the token within the output
   std::optional<Sample> sample;  // none only on Failed
   std::optional<FinishReason> finish;
-  Error error;          // on Failed
-  TimePoint time;       // when the step ended
-  TimePoint scheduled;  // when the first step with a row of this sequence began (queue time ends there)
+  Error error;                     // on Failed
+  TimePoint time;                  // when the step ended
+  TimePoint scheduled;             // when the first step with a row of this sequence began (queue time ends there)
+  std::int32_t cached_tokens = 0;  // of its prompt: came from the prefix cache when it was first admitted
 };
 
 /// One executed step, for metrics, the step log and the tuner.
@@ -68,9 +71,10 @@ struct StepRecord {
 struct LanesOptions {
   policies::LaneGroupLimits limits;
   Settings initial;
+  PrefixKey prefix_key{};  // of the prefix cache, where the limits have one; drawn anew at each start
 };
 
-/// Blocks to be copied between two lanes' backends. Owned by whoever carries it out.
+/// Blocks, and perhaps a state, to be copied between two lanes' backends. Owned by whoever carries it out.
 struct CopyJob {
   std::uint64_t epoch = 0;
   Backend* from = nullptr;

@@ -309,13 +309,25 @@ TEST(Lanes, a_decode_device_without_room_costs_time_and_nothing_else) {
 TEST(LanesProperty, streams_equal_the_model_whatever_happens_between_lanes) {
   std::uint64_t copied = 0;
   std::uint64_t moved = 0;
-  for (std::uint32_t seed = 1; seed <= 48 && !testing::Test::HasFailure(); ++seed) {
+  std::int64_t copied_states = 0;
+  std::uint64_t hits = 0;
+  std::uint64_t evicted_blocks = 0;
+  std::uint64_t evicted_snapshots = 0;
+  for (std::uint32_t seed = 1; seed <= 60 && !testing::Test::HasFailure(); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     test::LanesProperty property(seed);
     property.run(1500);
     copied += property.handoffs().copied;
     moved += property.handoffs().moved;
+    copied_states += property.copied_states();
+    hits += property.totals().prefix_hits;
+    evicted_blocks += property.totals().evicted_blocks;
+    evicted_snapshots += property.totals().evicted_snapshots;
   }
+  EXPECT_GT(copied_states, 100);
+  EXPECT_GT(hits, 1000U);
+  EXPECT_GT(evicted_blocks, 1000U);
+  EXPECT_GT(evicted_snapshots, 100U);
   EXPECT_GT(copied, 100U);
   EXPECT_GT(moved, 100U);
 }

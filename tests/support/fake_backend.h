@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A backend that costs nothing, for tests of what surrounds one. Its KV blocks hold the tokens themselves, and the next token's
-// logits are a hash of the whole history as read back through the block table: a wrong block, a wrong position, a lost or foreign
-// token, or a read of memory that was never written changes every later token.
+// A backend that costs nothing, for tests of what surrounds one. Its KV blocks hold the tokens themselves, its recurrent states
+// the whole history, and the next token's logits are a hash of the history as read back from both: a wrong block or position, a
+// lost or foreign token, a wrong, late or missing state, or a read of memory that was never written or has died changes every
+// later token.
 #pragma once
 
 #include <algorithm>
@@ -40,19 +41,33 @@ inline void fake_logits(std::span<const TokenId> history, std::span<float> logit
   if (history.front() == fake_bad_token && history.size() >= fake_bad_length) logits[7] = std::numeric_limits<float>::quiet_NaN();
 }
 
+/// What a fake model's layers keep.
+enum class FakeLayers : std::uint8_t { Attention, Recurrent, Hybrid };
+
+/// Of one device; its lanes share it.
+struct FakeMemory {
+  std::vector<TokenId> cells;                               // token by token, block after block
+  std::vector<std::optional<std::vector<TokenId>>> states;  // the history each stands for; none: dead
+};
+
 class FakeBackend final : public engine::Backend {
  public:
   struct Options {
     std::int32_t block_count = 0;
+    std::int32_t state_count = 0;  // 0 for attention alone
+    FakeLayers layers = FakeLayers::Attention;
     std::optional<std::uint64_t> fails_at_run{};   // 1-based
     std::optional<std::uint64_t> throws_at_run{};  // what no backend may do
   };
 
   explicit FakeBackend(const Options& options)
-      : FakeBackend(options, std::make_shared<std::vector<TokenId>>(
-                                 static_cast<std::size_t>(options.block_count) * kv_block_tokens, poison)) {}
+      : FakeBackend(
+            options,
+            std::make_shared<FakeMemory>(FakeMemory{
+                .cells = std::vector<TokenId>(static_cast<std::size_t>(options.block_count) * kv_block_tokens, poison),
+                .states = std::vector<std::optional<std::vector<TokenId>>>(static_cast<std::size_t>(options.state_count))})) {}
 
-  FakeBackend(const Options& options, std::shared_ptr<std::vector<TokenId>> cells) : options_(options), cells_(std::move(cells)) {
+  FakeBackend(const Options& options, std::shared_ptr<FakeMemory> memory) : options_(options), memory_(std::move(memory)) {
     config_.architecture = "LlamaForCausalLM";
     config_.vocabulary = fake_vocabulary;
     config_.end_tokens = {fake_end_token};
@@ -68,7 +83,10 @@ class FakeBackend final : public engine::Backend {
     tokens_in_run = 0;
     for (const engine::StepRow& row : rows) {
       tokens_in_run += static_cast<std::int32_t>(row.tokens.size());
-      for (std::size_t i = 0; i < row.tokens.size(); ++i) cell(row, static_cast<std::size_t>(row.position) + i) = row.tokens[i];
+      if (options_.layers != FakeLayers::Recurrent) {
+        for (std::size_t i = 0; i < row.tokens.size(); ++i) cell(row, static_cast<std::size_t>(row.position) + i) = row.tokens[i];
+      }
+      move_state(row);
     }
     result.sample_valid.clear();
     result.logits.clear();
@@ -76,12 +94,8 @@ class FakeBackend final : public engine::Backend {
     for (const engine::StepRow& row : rows) {
       if (row.sampling == nullptr) continue;
       if (result.samples.size() == count) result.samples.emplace_back();
-      history_.clear();
       const std::size_t length = static_cast<std::size_t>(row.position) + row.tokens.size();
-      for (std::size_t i = 0; i < length; ++i) {
-        history_.push_back(cell(row, i));
-        if (history_.back() == poison) ++poison_reads;
-      }
+      read_history(row, length);
       fake_logits(history_, logits_);
       if (capture_) result.logits.insert(result.logits.end(), logits_.begin(), logits_.end());
       result.sample_valid.push_back(
@@ -91,56 +105,110 @@ class FakeBackend final : public engine::Backend {
   }
 
   [[nodiscard]] Result<std::unique_ptr<engine::Backend>> make_sibling() override {
-    return std::unique_ptr<engine::Backend>(std::make_unique<FakeBackend>(options_, cells_));
+    return std::unique_ptr<engine::Backend>(std::make_unique<FakeBackend>(options_, memory_));
   }
 
   [[nodiscard]] Result<void> copy_blocks(const engine::Backend& source, const engine::CacheCopies& copies,
                                          const std::function<bool()>& allowed) override {
     const auto& from = dynamic_cast<const FakeBackend&>(source);
-    for (const BlockCopy& copy : copies) {
+    for (const BlockCopy& copy : copies.blocks) {
       if (!allowed()) return unexpected(ErrorCode::Cancelled, "no longer wanted");
-      std::copy_n(from.cells_->begin() + std::ptrdiff_t{copy.from.value} * kv_block_tokens, kv_block_tokens,
-                  cells_->begin() + std::ptrdiff_t{copy.to.value} * kv_block_tokens);
+      std::copy_n(from.memory_->cells.begin() + std::ptrdiff_t{copy.from.value} * kv_block_tokens, kv_block_tokens,
+                  memory_->cells.begin() + std::ptrdiff_t{copy.to.value} * kv_block_tokens);
       ++copied_count;
     }
+    if (!copies.state) return {};
+    if (!allowed()) return unexpected(ErrorCode::Cancelled, "no longer wanted");
+    state(copies.state->to) = from.memory_->states.at(static_cast<std::size_t>(copies.state->from.value));
+    ++copied_states;
     return {};
   }
 
   void capture_logits(bool on) override { capture_ = on; }
   void released(std::span<const BlockId> blocks) override {
     for (const BlockId block : blocks) {
-      const auto begin = cells_->begin() + std::ptrdiff_t{block.value} * kv_block_tokens;
+      const auto begin = memory_->cells.begin() + std::ptrdiff_t{block.value} * kv_block_tokens;
       std::fill(begin, begin + kv_block_tokens, poison);
       ++released_count;
     }
+  }
+  void released_states(std::span<const StateId> states) override {
+    for (const StateId dead : states) state(dead).reset();
   }
   [[nodiscard]] const engine::ModelConfig& config() const override { return config_; }
   [[nodiscard]] std::string description() const override { return "fake"; }
 
   /// For siblings made by hand.
-  [[nodiscard]] std::shared_ptr<std::vector<TokenId>> cells() const { return cells_; }
-  /// True when no block holds a token: everything that was written has been released.
-  [[nodiscard]] bool all_dead() const {
-    return std::all_of(cells_->begin(), cells_->end(), [](TokenId token) { return token == poison; });
+  [[nodiscard]] std::shared_ptr<FakeMemory> cells() const { return memory_; }
+  /// True when nothing holds a token: everything that was written has been released.
+  [[nodiscard]] bool all_dead() const { return live_blocks() == 0 && live_states() == 0; }
+  [[nodiscard]] std::int32_t live_blocks() const {
+    std::int32_t live = 0;
+    for (auto block = memory_->cells.begin(); block != memory_->cells.end(); block += kv_block_tokens)
+      live += std::all_of(block, block + kv_block_tokens, [](TokenId token) { return token == poison; }) ? 0 : 1;
+    return live;
+  }
+  [[nodiscard]] std::int32_t live_states() const {
+    return static_cast<std::int32_t>(
+        std::count_if(memory_->states.begin(), memory_->states.end(), [](const auto& held) { return held.has_value(); }));
   }
 
   std::uint64_t run_count = 0;
   std::int32_t tokens_in_run = 0;
   std::int64_t poison_reads = 0;
   std::int64_t released_count = 0;
-  std::int64_t copied_count = 0;
+  std::int64_t copied_count = 0;  // blocks
+  std::int64_t copied_states = 0;
+  std::int64_t saved_states = 0;  // snapshots
 
  private:
   static constexpr TokenId poison = -1;
 
   TokenId& cell(const engine::StepRow& row, std::size_t position) {
     const auto block = static_cast<std::size_t>(row.blocks[position / kv_block_tokens].value);
-    return cells_->at(block * kv_block_tokens + position % kv_block_tokens);
+    return memory_->cells.at(block * kv_block_tokens + position % kv_block_tokens);
+  }
+  [[nodiscard]] std::optional<std::vector<TokenId>>& state(StateId id) {
+    return memory_->states.at(static_cast<std::size_t>(id.value));
+  }
+
+  /// From the state that the row begins from to the one that it leaves, and to a snapshot on the way.
+  void move_state(const engine::StepRow& row) {
+    if (row.state.has_value() != (options_.layers != FakeLayers::Attention))
+      throw std::logic_error("a row with a state too many or too few");
+    if (!row.state) return;
+    const StateUse& use = *row.state;
+    if (use.from.has_value() != (row.position > 0)) throw std::logic_error("only a row at the start begins from nothing");
+    std::vector<TokenId> history;
+    if (use.from) history = state(*use.from).value_or(std::vector<TokenId>(static_cast<std::size_t>(row.position), poison));
+    for (std::size_t i = 0; i < row.tokens.size(); ++i) {
+      history.push_back(row.tokens[i]);
+      if (!use.save || i + 1 != static_cast<std::size_t>(use.save->tokens)) continue;
+      if (use.save->to == use.to || use.save->to == use.from) throw std::logic_error("a snapshot over a state in use");
+      state(use.save->to) = history;
+      ++saved_states;
+    }
+    state(use.to) = std::move(history);
+  }
+
+  /// As the blocks have it, and the state; where the two differ it is nobody's.
+  void read_history(const engine::StepRow& row, std::size_t length) {
+    history_.clear();
+    if (options_.layers != FakeLayers::Recurrent) {
+      for (std::size_t i = 0; i < length; ++i) history_.push_back(cell(row, i));
+    }
+    if (row.state) {
+      const std::vector<TokenId>& held = *state(row.state->to);
+      if (options_.layers == FakeLayers::Recurrent) history_ = held;
+      if (history_ != held) history_.assign(length, poison);
+    }
+    if (history_.size() != length) history_.assign(length, poison);
+    poison_reads += std::count(history_.begin(), history_.end(), poison);
   }
 
   Options options_;
   engine::ModelConfig config_;
-  std::shared_ptr<std::vector<TokenId>> cells_;  // shared with a sibling
+  std::shared_ptr<FakeMemory> memory_;
   std::vector<TokenId> history_;
   std::vector<float> logits_ = std::vector<float>(fake_vocabulary);
   bool capture_ = false;

@@ -23,6 +23,7 @@ struct ClientStream {
   std::optional<engine::FinishReason> finish;
   Error error;
   TimePoint scheduled;
+  std::int32_t cached_tokens = 0;
   bool cancelled = false;
 };
 
@@ -106,7 +107,11 @@ class LaneClient {
     ASSERT_FALSE(stream.cancelled) << "event after the cancel of " << event.id.value;
     EXPECT_EQ(event.index, static_cast<std::int32_t>(stream.tokens.size())) << "id " << event.id.value;
     EXPECT_EQ(event.time, now_);
-    if (stream.tokens.empty()) stream.scheduled = event.scheduled;
+    if (stream.tokens.empty()) {
+      stream.scheduled = event.scheduled;
+      stream.cached_tokens = event.cached_tokens;
+    }
+    EXPECT_EQ(event.cached_tokens, stream.cached_tokens) << "id " << event.id.value;
     EXPECT_EQ(event.scheduled, stream.scheduled);
     EXPECT_LE(event.scheduled, event.time);
     const bool failed = event.finish == engine::FinishReason::Failed;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One seeded life of a lane over the fake backend: random requests, cancels and settings, a pool small enough to preempt. Every
-// stream must equal what the model says of its prompt alone. The same property runs shortly among the fast tests and for long
-// among the slow.
+// One seeded life of a lane over the fake backend: random requests, cancels and settings, a pool small enough to preempt, with a
+// prefix cache or without, for models with attention, recurrent layers or both. Every stream must equal what the model says of
+// its prompt alone. The same property runs shortly among the fast tests and for long among the slow.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -21,7 +21,9 @@ class LaneProperty : RandomClients {
  public:
   explicit LaneProperty(std::uint32_t seed)
       : RandomClients(seed),
-        backend_({.block_count = block_count, .fails_at_run = {}}),
+        layers_(static_cast<FakeLayers>(seed % 5 % 3)),
+        caching_(seed % 5 < 3),
+        backend_({.block_count = block_count, .state_count = state_count(seed), .layers = layers_}),
         lane_(backend_, options(seed)),
         client_(lane_) {}
 
@@ -49,12 +51,19 @@ class LaneProperty : RandomClients {
   static constexpr std::int32_t block_count = 30;
   static constexpr std::int32_t length_max = 256;
 
-  static engine::LaneOptions options(std::uint32_t seed) {
+  [[nodiscard]] std::int32_t state_count(std::uint32_t seed) const {
+    return layers_ == FakeLayers::Attention ? 0 : seed % 2 == 0 ? 1 + static_cast<std::int32_t>(seed % 7) : 24;
+  }
+
+  [[nodiscard]] engine::LaneOptions options(std::uint32_t seed) const {
     return {
         .limits = {.max_model_len = length_max,
                    .max_num_seqs = 16,
                    .max_waiting = 32,
                    .block_count = block_count,
+                   .state_count = state_count(seed),
+                   .blocks_hold_keys = layers_ != FakeLayers::Recurrent,
+                   .prefix_caching = {.enabled = caching_, .snapshot_tokens = 16 << seed % 3},
                    .token_tile = seed % 2 == 0 ? 1 : 16,
                    .growth_reserve_tokens = static_cast<std::int32_t>(seed % 3) * 8},
         .initial = {.number = 1,
@@ -79,7 +88,7 @@ class LaneProperty : RandomClients {
   }
 
   void arrive() {
-    std::vector<TokenId> prompt = random_prompt();
+    std::vector<TokenId> prompt = caching_ ? prompt_with_shared_start() : random_prompt();
     if (chance(5)) prompt[0] = fake_bad_token;
     const auto longest = length_max - static_cast<std::int32_t>(prompt.size());
     engine::SamplingParameters sampling = random_sampling(between(1, chance(10) ? longest : 60));
@@ -97,13 +106,23 @@ class LaneProperty : RandomClients {
   void finish() {
     lane_.check_integrity();
     EXPECT_EQ(backend_.poison_reads, 0);
-    EXPECT_TRUE(backend_.all_dead());
+    const std::int32_t kept = layers_ == FakeLayers::Recurrent ? 0 : lane_.counts().cached_blocks;
+    EXPECT_EQ(backend_.live_blocks(), kept) << "what is cached lives, all else is dead";
+    EXPECT_EQ(backend_.live_states(), lane_.counts().states_snapshot);
+    EXPECT_EQ(lane_.counts().states_running, 0);
+    if (!caching_) {
+      EXPECT_EQ(lane_.counts().prefix_hits, 0U);
+    }
     EXPECT_TRUE(lane_.group().idle());
     EXPECT_EQ(lane_.counts().free_blocks, block_count);
-    EXPECT_GT(lane_.counts().preemptions, 0U) << "the pool was never short: the property tests less than it should";
+    if (layers_ == FakeLayers::Attention) {  // few states may keep the pool from ever being short
+      EXPECT_GT(lane_.counts().preemptions, 0U) << "the pool was never short: the property tests less than it should";
+    }
     check_streams(client_);
   }
 
+  const FakeLayers layers_;
+  const bool caching_;
   FakeBackend backend_;
   engine::Lane lane_;
   LaneClient client_;

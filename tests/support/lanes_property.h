@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One seeded life of several lanes over fake backends: steps of different lanes are open at once and run at any moment in
-// between, modes and roles change, copies fail, come late or stop half way, clients leave. Every stream must equal what the model
-// says of its prompt alone.
+// between, modes and roles change, copies fail, come late or stop half way, clients leave. With a prefix cache or without, with
+// attention, recurrent layers or both, every stream must equal what the model says of its prompt alone.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,20 +20,27 @@ namespace rubato::test {
 
 class LanesProperty : RandomClients {
  public:
-  explicit LanesProperty(std::uint32_t seed) : RandomClients(seed) {
+  explicit LanesProperty(std::uint32_t seed)
+      : RandomClients(seed), layers_(static_cast<FakeLayers>(seed % 5 % 3)), caching_(seed % 5 < 3) {
     limits_.devices = static_cast<std::int32_t>(seed % 4) + 1;
     limits_.lanes_per_device = limits_.devices == 1 ? 2 : 1;
     limits_.each = {.max_model_len = length_max,
                     .max_num_seqs = 12,
                     .max_waiting = 32,
                     .block_count = block_count,
+                    .state_count = layers_ == FakeLayers::Attention ? 0
+                                   : seed % 3 == 0                  ? between(1, 6)
+                                                                    : between(12, 24),
+                    .blocks_hold_keys = layers_ != FakeLayers::Recurrent,
+                    .prefix_caching = {.enabled = caching_, .snapshot_tokens = 16 << seed % 3},
                     .token_tile = 1,
                     .growth_reserve_tokens = static_cast<std::int32_t>(seed % 3) * 8};
     limits_.max_handoffs = seed % 2 == 0 ? 2 : 16;
     limits_.handoff_lease = std::chrono::milliseconds(50);
     limits_.lockstep = static_cast<Lockstep>(seed / 4 % 3);
     for (std::int32_t device = 0; device < limits_.devices; ++device)
-      backends_.push_back(std::make_unique<FakeBackend>(FakeBackend::Options{.block_count = block_count, .fails_at_run = {}}));
+      backends_.push_back(std::make_unique<FakeBackend>(
+          FakeBackend::Options{.block_count = block_count, .state_count = limits_.each.state_count, .layers = layers_}));
     std::vector<engine::Backend*> lanes;
     for (const auto& backend : backends_) lanes.push_back(backend.get());
     if (limits_.lanes_per_device == 2) {
@@ -61,6 +68,12 @@ class LanesProperty : RandomClients {
   }
 
   [[nodiscard]] const policies::HandoffCounts& handoffs() const { return lanes_->group().handoffs(); }
+  [[nodiscard]] policies::SchedulerCounts totals() const { return lanes_->group().totals(); }
+  [[nodiscard]] std::int64_t copied_states() const {
+    std::int64_t copied = 0;
+    for (const auto& backend : backends_) copied += backend->copied_states;
+    return copied;
+  }
 
  private:
   static constexpr std::int32_t block_count = 40;
@@ -138,7 +151,7 @@ class LanesProperty : RandomClients {
   }
 
   void arrive() {
-    std::vector<TokenId> prompt = random_prompt();
+    std::vector<TokenId> prompt = caching_ ? prompt_with_shared_start() : random_prompt();
     engine::SamplingParameters sampling;
     sampling.temperature = chance(50) ? 0 : 0.8;
     sampling.seed = random_();
@@ -170,9 +183,20 @@ class LanesProperty : RandomClients {
     lanes_->check_integrity();
     const policies::SchedulerCounts totals = lanes_->group().totals();
     EXPECT_EQ(totals.free_blocks, totals.block_count);
+    std::int32_t live_blocks = 0;
+    std::int32_t live_states = 0;
     for (const auto& backend : backends_) {
       EXPECT_EQ(backend->poison_reads, 0);
-      EXPECT_TRUE(backend->all_dead());
+      live_blocks += backend->live_blocks();
+      live_states += backend->live_states();
+    }
+    const std::int32_t kept = layers_ == FakeLayers::Recurrent ? 0 : totals.cached_blocks;
+    EXPECT_EQ(live_blocks, kept) << "what is cached lives, all else is dead";
+    EXPECT_EQ(live_states, totals.states_snapshot);
+    EXPECT_EQ(totals.states_running, 0);
+    if (!caching_) {
+      EXPECT_EQ(live_blocks + live_states, 0);
+      EXPECT_EQ(totals.prefix_hits + totals.prefix_queries, 0U);
     }
     if (sibling_) {
       EXPECT_EQ(dynamic_cast<FakeBackend&>(*sibling_).poison_reads, 0);
@@ -180,6 +204,8 @@ class LanesProperty : RandomClients {
     check_streams(*client_);
   }
 
+  const FakeLayers layers_;
+  const bool caching_;
   policies::LaneGroupLimits limits_;
   std::vector<std::unique_ptr<FakeBackend>> backends_;
   std::unique_ptr<engine::Backend> sibling_;

@@ -33,6 +33,19 @@ class RandomClients {
     return prompt;
   }
 
+  /// Mostly begins as others do, and goes on as some do; where the shared part ends is anywhere.
+  std::vector<TokenId> prompt_with_shared_start() {
+    std::vector<TokenId> prompt = random_prompt();
+    if (chance(20)) return prompt;
+    const TokenId family = between(0, 3);
+    const std::size_t shared = chance(20) ? prompt.size() : static_cast<std::size_t>(between(0, 150));
+    if (prompt.size() < shared && chance(70))
+      prompt.resize(std::min<std::size_t>(shared + static_cast<std::size_t>(between(0, 20)), 170), 5);
+    for (std::size_t i = 0; i < std::min(shared, prompt.size()); ++i)
+      prompt[i] = static_cast<TokenId>((i * 7 + static_cast<std::size_t>(family) * (i / 40 + 1) * 13 + 3) % 90);
+    return prompt;
+  }
+
   /// A full queue is the only reason to refuse it.
   void add(LaneClient& client, std::vector<TokenId> prompt, engine::SamplingParameters sampling) {
     auto added = client.add(prompt, sampling);
