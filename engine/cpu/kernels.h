@@ -36,7 +36,8 @@ struct LinearTask {
 
 struct NormTask {
   float* x = nullptr;
-  const float* delta = nullptr;  // added to x first; null for none
+  const float* delta = nullptr;  // times delta_scale added to x first; null for none
+  float delta_scale = 1;
   const float* weight = nullptr;
   float epsilon = 0;
   std::int32_t columns = 0;
@@ -87,9 +88,89 @@ struct AttentionTask {
   std::int32_t position = 0;      // of the first token
   const void* query = nullptr;    // row of the first token
   std::int64_t query_stride = 0;  // elements
+  float scale = 0;                // of the scores
   void* out = nullptr;
   std::int64_t out_stride = 0;
   AttentionScratch scratch;
+};
+
+/// Some channels of one sequence through a recurrent layer's convolution, all its tokens. Rows of states and taps are whole lane
+/// groups, zero past the last channel; those of in and out end with it.
+struct ConvolveTask {
+  const float* in = nullptr;  // the first token's inputs
+  std::int64_t in_stride = 0;
+  std::int32_t tokens = 0;
+  std::int32_t channels = 0;    // from here on, of this task
+  std::int32_t window = 0;      // inputs that an output sees
+  const float* taps = nullptr;  // [window][taps_stride]
+  std::int64_t taps_stride = 0;
+  const float* bias = nullptr;
+  const float* from = nullptr;  // [window - 1][taps_stride], oldest first: the inputs before the first token; null for zeros
+  float* to = nullptr;          // those before the token after the last; may be from
+  float* save = nullptr;        // those before token save_tokens; null for none, and neither from nor to
+  std::int32_t save_tokens = 0;
+  float* out = nullptr;
+  std::int64_t out_stride = 0;
+};
+
+/// Tokens that a scan computes in one go, between two visits of its state; its scratch holds so many.
+inline constexpr std::int32_t scan_tokens = 32;
+
+/// Scratch of one worker. Groups of state_size are padded with zeros.
+struct ScanScratch {
+  float* time_steps = nullptr;  // (scan_tokens)
+  float* decays = nullptr;      // (scan_tokens)
+  float* x = nullptr;           // (scan_tokens, group_columns): of some elements of the head, times the time step
+  float* y = nullptr;           // (scan_tokens, group_columns): summed so far
+  float* b = nullptr;           // (state groups, scan_tokens, group_columns)
+  float* c = nullptr;           // the same
+};
+
+/// Some lane groups of one head of one sequence through a recurrent layer's scan, all its tokens.
+struct ScanTask {
+  const float* time_step = nullptr;  // of the first token, before bias and softplus
+  std::int64_t time_step_stride = 0;
+  float time_step_bias = 0;
+  float time_step_min = 0;
+  float time_step_max = 0;
+  float rate = 0;  // -exp(A_log): the decay of a time step dt is exp(rate * dt)
+  float skip = 0;
+  const float* x = nullptr;  // of the first token: the first element of this task
+  const float* b = nullptr;  // (state_size)
+  const float* c = nullptr;
+  std::int64_t stride = 0;  // of x, b and c
+  std::int32_t tokens = 0;
+  std::int32_t elements = 0;  // of the head, from here on, of this task
+  std::int32_t state_size = 0;
+  const float* from = nullptr;  // [group of elements][state_size rounded up to groups][group_columns]; null for zeros
+  float* to = nullptr;          // may be from
+  float* save = nullptr;        // after save_tokens tokens; null for none, and neither from nor to
+  std::int32_t save_tokens = 0;
+  float* out = nullptr;
+  std::int64_t out_stride = 0;
+  ScanScratch scratch;
+};
+
+enum class GateOrder : std::uint8_t { GateFirst, NormFirst, GateOnly };
+
+/// One row of a recurrent layer.
+struct GatedNormTask {
+  GateOrder order = GateOrder::GateFirst;
+  const float* y = nullptr;
+  const float* gate = nullptr;
+  const float* weight = nullptr;  // null for GateOnly
+  std::int32_t columns = 0;       // of the row
+  std::int32_t norm_columns = 0;  // that share a mean square; divides columns
+  float epsilon = 0;
+  float* product = nullptr;  // (norm_columns rounded up to groups): scratch
+  void* out = nullptr;       // elements
+};
+
+/// out = max(x, 0)^2 of one row.
+struct ReluSquaredTask {
+  const float* x = nullptr;
+  std::int32_t groups = 0;  // zero past the row's columns
+  void* out = nullptr;      // elements
 };
 
 /// Which table: Portable is Highway at the best instruction set found; Bfloat16Dot needs AVX-512 BF16.
@@ -104,6 +185,10 @@ struct Kernels {
   void (*norm)(const NormTask&) = nullptr;
   void (*rope)(const RopeTask&) = nullptr;
   void (*attention)(const AttentionTask&) = nullptr;
+  void (*convolve)(const ConvolveTask&) = nullptr;
+  void (*scan)(const ScanTask&) = nullptr;
+  void (*gated_norm)(const GatedNormTask&) = nullptr;
+  void (*relu_squared)(const ReluSquaredTask&) = nullptr;
 };
 
 /// Paths that this machine can run for dtype, best first.

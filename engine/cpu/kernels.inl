@@ -27,6 +27,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 #include "engine/cpu/kernels_attention.inl"
 
+#include "engine/cpu/kernels_recurrent.inl"
+
 template <class Element>
 void fill_table(Kernels* out) {
   out->panel_columns = panel_groups * group_columns;
@@ -36,6 +38,10 @@ void fill_table(Kernels* out) {
   out->norm = norm<Element>;
   out->rope = rope<Element>;
   out->attention = attention<Element>;
+  out->convolve = convolve;
+  out->scan = scan;
+  out->gated_norm = gated_norm<Element>;
+  out->relu_squared = relu_squared<Element>;
 }
 
 }  // namespace HWY_NAMESPACE

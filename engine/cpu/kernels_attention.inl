@@ -190,14 +190,13 @@ HWY_INLINE void attend_tile(const AttentionTask& task, std::int32_t base, const 
   const std::int32_t first = first_token * heads;
   const std::int32_t rows = task.tokens * heads;
   score_tile<Element>(tile, layout.head_size / pack, queries + first, rows - first, task.scratch.scores + first * attention_tile);
-  const float scale = 1.0F / std::sqrt(static_cast<float>(layout.head_size));
   const auto limit_of = [&](std::int32_t token) {
     const std::int32_t limit = task.position + token + 1 - base;
     return limit < attention_tile ? limit : attention_tile;
   };
   for (std::int32_t row = first; row < rows; ++row) {
     auto* weights = reinterpret_cast<typename Element::Stored*>(task.scratch.weights + row * weights_stride);
-    softmax_row<Element>(states[row], task.scratch.scores + row * attention_tile, scale, limit_of(row / heads), weights);
+    softmax_row<Element>(states[row], task.scratch.scores + row * attention_tile, task.scale, limit_of(row / heads), weights);
   }
   for (std::int32_t token = first_token; token < task.tokens;) {
     const std::int32_t limit = limit_of(token);

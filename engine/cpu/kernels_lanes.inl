@@ -111,12 +111,45 @@ HWY_INLINE float exp_of(float x) {
   return hn::GetLane(exp_of(hn::Set(Float(), x)));
 }
 
-/// gate / (1 + e^-gate) * up
-HWY_INLINE Group swiglu(const Group& gate, const Group& up) {
+/// x / (1 + e^-x)
+HWY_INLINE Group silu(const Group& x) {
   return make_group([&](int i) HWY_ATTR {
     const Float d;
-    const auto sigmoid = hn::Div(hn::Set(d, 1.0F), hn::Add(hn::Set(d, 1.0F), exp_of(hn::Neg(gate.v[i]))));
-    return hn::Mul(hn::Mul(gate.v[i], sigmoid), up.v[i]);
+    const auto sigmoid = hn::Div(hn::Set(d, 1.0F), hn::Add(hn::Set(d, 1.0F), exp_of(hn::Neg(x.v[i]))));
+    return hn::Mul(x.v[i], sigmoid);
+  });
+}
+HWY_INLINE Group swiglu(const Group& gate, const Group& up) {
+  return multiply(silu(gate), up);
+}
+
+/// ln(1 + e^x) = max(x, 0) + log1p(z) with z = e^-|x|; log1p(z) = 2 artanh(s) with s = z / (2 + z) <= 1/3, whose series ends
+/// below one rounding. NaN stays.
+HWY_INLINE Group softplus(const Group& x) {
+  return make_group([&](int i) HWY_ATTR {
+    const Float d;
+    const auto z = exp_of(hn::Neg(hn::Abs(x.v[i])));
+    const auto s = hn::Div(z, hn::Add(hn::Set(d, 2.0F), z));
+    const auto square = hn::Mul(s, s);
+    auto p = hn::Set(d, 1.0F / 15.0F);
+    p = hn::MulAdd(p, square, hn::Set(d, 1.0F / 13.0F));
+    p = hn::MulAdd(p, square, hn::Set(d, 1.0F / 11.0F));
+    p = hn::MulAdd(p, square, hn::Set(d, 1.0F / 9.0F));
+    p = hn::MulAdd(p, square, hn::Set(d, 1.0F / 7.0F));
+    p = hn::MulAdd(p, square, hn::Set(d, 1.0F / 5.0F));
+    p = hn::MulAdd(p, square, hn::Set(d, 1.0F / 3.0F));
+    p = hn::MulAdd(p, square, hn::Set(d, 1.0F));
+    const auto positive = hn::IfThenElse(hn::Gt(x.v[i], hn::Zero(d)), x.v[i], hn::Zero(d));
+    return hn::MulAdd(hn::Add(s, s), p, positive);
+  });
+}
+/// x between lowest and highest; NaN stays.
+HWY_INLINE Group clamp(const Group& x, float lowest, float highest) {
+  return make_group([&](int i) HWY_ATTR {
+    const auto low = hn::Set(Float(), lowest);
+    const auto high = hn::Set(Float(), highest);
+    const auto raised = hn::IfThenElse(hn::Lt(x.v[i], low), low, x.v[i]);
+    return hn::IfThenElse(hn::Gt(raised, high), high, raised);
   });
 }
 
@@ -142,6 +175,21 @@ HWY_INLINE void store_elements(const Group& group, std::uint16_t* to) {
     hn::StoreU(hn::DemoteTo(Half(), hn::BitCast(Int(), chosen)), Half(), to + i * lanes);
   }
 #endif
+}
+
+/// The first count lanes of a group in memory that ends with them; the others are zero.
+HWY_INLINE Group load_first(const float* from, std::int32_t count) {
+  if (count >= group_columns) return load(from);
+  float lane[group_columns] = {};
+  for (std::int32_t i = 0; i < count; ++i) lane[i] = from[i];
+  return load(lane);
+}
+template <class Stored>
+HWY_INLINE void store_first(const Group& group, Stored* to, std::int32_t count) {
+  if (count >= group_columns) return store_elements(group, to);
+  Stored lane[group_columns];
+  store_elements(group, lane);
+  for (std::int32_t i = 0; i < count; ++i) to[i] = lane[i];
 }
 
 HWY_INLINE std::uint16_t round_element(float value, std::uint16_t) {

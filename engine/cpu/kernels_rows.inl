@@ -10,7 +10,7 @@ void norm(const NormTask& task) {
     float* x = task.x + group * group_columns;
     Group value = load(x);
     if (task.delta != nullptr) {
-      value = add(value, load(task.delta + group * group_columns));
+      value = multiply_add(load(task.delta + group * group_columns), splat(task.delta_scale), value);
       store(value, x);
     }
     squares[group % 4] = multiply_add(value, value, squares[group % 4]);

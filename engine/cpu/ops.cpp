@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <string>
@@ -20,21 +21,11 @@ std::int32_t tasks_for(std::int32_t count, std::int32_t per_task) {
   return (count + per_task - 1) / per_task;
 }
 
-constexpr std::int64_t shared_work_min = 1 << 18;  // one or two microseconds
-constexpr std::int64_t elementwise_work = 16;      // of one element, against a multiply-add of linear
-
 std::int64_t elements_of(const Matrix& matrix) {
   return static_cast<std::int64_t>(matrix.rows) * matrix.columns;
 }
 
 }  // namespace
-
-template <class Body>
-void CpuOps::spread(std::int64_t work, std::int32_t count, Body&& body) {
-  if (work >= shared_work_min) return workers_->run(count, body);
-  workers_->pass();
-  for (std::int32_t task = 0; task < count; ++task) body(task, 0);
-}
 
 CpuOps::CpuOps(DataType dtype, KernelPath path, std::int32_t threads, CoreGate::Clock clock)
     : kernels_(kernels_of(path, dtype)),
@@ -170,6 +161,7 @@ Result<void> CpuOps::make_cache(const AttentionShape& shape, std::span<const flo
                      .head_stride = 2 * head_cells,
                      .block_stride = 2 * head_cells * shape.kv_heads};
   const std::int64_t layer_blocks = static_cast<std::int64_t>(shape.block_count) * shape.layers;
+  if (layer_blocks == 0) return make_scratch();
   if (layer_blocks > std::numeric_limits<std::int64_t>::max() / 8 / memory_->layout.block_stride) {
     return unexpected(ErrorCode::ResourceExhausted, "cpu backend: no memory for the KV cache: 2^60 bytes or more");
   }
@@ -199,57 +191,48 @@ Result<void> CpuOps::make_scratch() {
 
 // ---- operations
 
-void CpuOps::embed_token(const Linear& linear, TokenId token, float* out) const {
+void CpuOps::embed_token(const Linear& linear, TokenId token, float scale, float* out) const {
   const Place place = place_of(linear, token);
   const auto* from = static_cast<const std::uint32_t*>(linear.weights.data()) +
                      place.panel * linear.cells * kernels_.panel_columns + place.column;
   for (std::int32_t cell = 0; cell < linear.cells; ++cell) {
     const std::uint32_t bits = from[static_cast<std::int64_t>(cell) * kernels_.panel_columns];
     if (kernels_.elements_per_cell == 1) {
-      out[cell] = std::bit_cast<float>(bits);
+      out[cell] = scale * std::bit_cast<float>(bits);
     } else {
-      out[2 * cell] = std::bit_cast<float>(bits << 16);
-      out[2 * cell + 1] = std::bit_cast<float>(bits & 0xFFFF0000U);
+      out[2 * cell] = scale * std::bit_cast<float>(bits << 16);
+      out[2 * cell + 1] = scale * std::bit_cast<float>(bits & 0xFFFF0000U);
     }
   }
 }
 
-void CpuOps::embed(LinearId table, std::span<const TokenId> tokens, float /*scale*/, const Matrix& out) {
+void CpuOps::embed(LinearId table, std::span<const TokenId> tokens, float scale, const Matrix& out) {
   const Linear& linear = linear_at(table);
-  const auto count = static_cast<std::int32_t>(tokens.size());
-  const std::int32_t per_task = elementwise_rows(count);
-  spread(elements_of(out) * elementwise_work, tasks_for(count, per_task), [&](std::int32_t task, std::int32_t) {
-    const std::int32_t end = std::min(count, (task + 1) * per_task);
-    for (std::int32_t i = task * per_task; i < end; ++i) {
-      embed_token(linear, tokens[static_cast<std::size_t>(i)], reinterpret_cast<float*>(row_of(out, i)));
-    }
+  spread_rows(elements_of(out) * elementwise_work, static_cast<std::int32_t>(tokens.size()), [&](std::int32_t i, std::int32_t) {
+    embed_token(linear, tokens[static_cast<std::size_t>(i)], scale, reinterpret_cast<float*>(row_of(out, i)));
   });
 }
 
-void CpuOps::norm_rows(const Matrix& x, const Matrix* delta, NormId weight, float epsilon, const Matrix& out) {
+void CpuOps::norm_rows(const Matrix& x, const NormTask& common, const Matrix* delta, NormId weight, const Matrix& out) {
   const Norm& norm = memory_->norms.at(static_cast<std::size_t>(weight.value));
-  const std::int32_t per_task = elementwise_rows(x.rows);
-  spread(elements_of(x) * elementwise_work, tasks_for(x.rows, per_task), [&](std::int32_t task, std::int32_t) {
-    const std::int32_t end = std::min(x.rows, (task + 1) * per_task);
-    for (std::int32_t row = task * per_task; row < end; ++row) {
-      kernels_.norm({.x = reinterpret_cast<float*>(row_of(x, row)),
-                     .delta = delta == nullptr ? nullptr : reinterpret_cast<const float*>(row_of(*delta, row)),
-                     .weight = norm.weights.data(),
-                     .epsilon = epsilon,
-                     .columns = x.columns,
-                     .groups = tasks_for(x.columns, group_columns),
-                     .out = row_of(out, row)});
-    }
+  spread_rows(elements_of(x) * elementwise_work, x.rows, [&](std::int32_t row, std::int32_t) {
+    NormTask task = common;
+    task.x = reinterpret_cast<float*>(row_of(x, row));
+    task.delta = delta == nullptr ? nullptr : reinterpret_cast<const float*>(row_of(*delta, row));
+    task.weight = norm.weights.data();
+    task.columns = x.columns;
+    task.groups = tasks_for(x.columns, group_columns);
+    task.out = row_of(out, row);
+    kernels_.norm(task);
   });
 }
 
 void CpuOps::rms_norm(const Matrix& x, NormId weight, float epsilon, const Matrix& out) {
-  norm_rows(x, nullptr, weight, epsilon, out);
+  norm_rows(x, {.epsilon = epsilon}, nullptr, weight, out);
 }
 
-void CpuOps::add_rms_norm(const Matrix& x, const Matrix& delta, float /*scale*/, NormId weight, float epsilon,
-                          const Matrix& out) {
-  norm_rows(x, &delta, weight, epsilon, out);
+void CpuOps::add_rms_norm(const Matrix& x, const Matrix& delta, float scale, NormId weight, float epsilon, const Matrix& out) {
+  norm_rows(x, {.delta_scale = scale, .epsilon = epsilon}, &delta, weight, out);
 }
 
 void CpuOps::linear(LinearId id, const Matrix& x, const Matrix& out) {
@@ -302,22 +285,18 @@ void CpuOps::rope_and_store(const Matrix& qkv, std::int32_t layer, std::span<con
     common.epsilon = norm->epsilon;
   }
   std::uint32_t* cache = layer_cache(layer);
-  const std::int32_t per_task = elementwise_rows(qkv.rows);
-  spread(elements_of(qkv) * elementwise_work, tasks_for(qkv.rows, per_task), [&](std::int32_t task, std::int32_t) {
-    const std::int32_t end = std::min(qkv.rows, (task + 1) * per_task);
-    for (std::int32_t row = task * per_task; row < end; ++row) {
-      const SequenceSpan& sequence = sequences[static_cast<std::size_t>(token_sequence_[static_cast<std::size_t>(row)])];
-      const std::int32_t position = sequence.position + row - sequence.first;
-      RopeTask token = common;
-      token.qkv = reinterpret_cast<float*>(row_of(qkv, row));
-      token.cosines = memory_->cosines.data() + static_cast<std::int64_t>(position) * half;
-      token.sines = memory_->sines.data() + static_cast<std::int64_t>(position) * half;
-      token.query = row_of(out, row);
-      token.block =
-          cache + sequence.blocks[static_cast<std::size_t>(position / kv_block_tokens)].value * memory_->layout.block_stride;
-      token.slot = position % kv_block_tokens;
-      kernels_.rope(token);
-    }
+  spread_rows(elements_of(qkv) * elementwise_work, qkv.rows, [&](std::int32_t row, std::int32_t) {
+    const SequenceSpan& sequence = sequences[static_cast<std::size_t>(token_sequence_[static_cast<std::size_t>(row)])];
+    const std::int32_t position = sequence.position + row - sequence.first;
+    RopeTask token = common;
+    token.qkv = reinterpret_cast<float*>(row_of(qkv, row));
+    token.cosines = memory_->cosines.data() + static_cast<std::int64_t>(position) * half;
+    token.sines = memory_->sines.data() + static_cast<std::int64_t>(position) * half;
+    token.query = row_of(out, row);
+    token.block =
+        cache + sequence.blocks[static_cast<std::size_t>(position / kv_block_tokens)].value * memory_->layout.block_stride;
+    token.slot = position % kv_block_tokens;
+    kernels_.rope(token);
   });
 }
 
@@ -339,6 +318,7 @@ void CpuOps::attention(const Matrix& query, std::int32_t layer, std::span<const 
   const std::int32_t per_piece = memory_->shape.kv_heads * head_parts;
   const std::int32_t count = static_cast<std::int32_t>(pieces_.size()) * per_piece;
   const std::uint32_t* cache = layer_cache(layer);
+  const float scale = memory_->shape.scale.value_or(1.0F / std::sqrt(static_cast<float>(memory_->shape.head_size)));
   spread(2 * positions * memory_->shape.query_columns(), count, [&](std::int32_t task, std::int32_t worker) {
     // Last first: a chunk's last tokens see the most and would keep one thread busy while the others wait.
     const std::int32_t index = count - 1 - task;
@@ -356,6 +336,7 @@ void CpuOps::attention(const Matrix& query, std::int32_t layer, std::span<const 
                         .position = sequence.position + piece.token,
                         .query = row_of(query, sequence.first + piece.token),
                         .query_stride = query.stride,
+                        .scale = scale,
                         .out = row_of(out, sequence.first + piece.token),
                         .out_stride = out.stride,
                         .scratch = scratch_[static_cast<std::size_t>(worker)].attention});
@@ -393,12 +374,13 @@ ShapeLimits CpuOps::shape_limits() const {
 
 Result<std::unique_ptr<StepShapes>> CpuOps::build_shapes(const policies::StepBuckets& buckets,
                                                          const std::stop_token& stop) const {
-  const std::int32_t group = memory_->shape.heads / memory_->shape.kv_heads;
-  const std::int32_t head_count = std::min(group, attention_rows_max);
-  TilePlans::Sizes sizes{.linears = {},
-                         .attention = {.tokens_max = attention_rows_max / head_count,
-                                       .per_piece = memory_->shape.kv_heads * tasks_for(group, head_count)},
-                         .threads = workers_->thread_count()};
+  TilePlans::Sizes sizes{.threads = workers_->thread_count()};
+  if (memory_->shape.layers > 0) {
+    const std::int32_t group = memory_->shape.heads / memory_->shape.kv_heads;
+    const std::int32_t head_count = std::min(group, attention_rows_max);
+    sizes.attention = {.tokens_max = attention_rows_max / head_count,
+                       .per_piece = memory_->shape.kv_heads * tasks_for(group, head_count)};
+  }
   for (const Linear& linear : memory_->linears) sizes.linears.push_back({.panels = linear.panels, .cells = linear.cells});
   return TilePlans::build(buckets, sizes, stop);
 }

@@ -20,6 +20,7 @@ Result<std::unique_ptr<HostOps>> CpuOps::make_sibling() {
   auto theirs = std::make_unique<Workers>(threads, GateSide{.gate = gate.get(), .side = Side::Second});
   std::unique_ptr<CpuOps> sibling(new CpuOps(*this, std::move(theirs)));
   if (Result<void> scratch = sibling->make_scratch(); !scratch) return Unexpected(std::move(scratch).error());
+  if (Result<void> scratch = sibling->make_recurrent_scratch(); !scratch) return Unexpected(std::move(scratch).error());
   memory_->gate = std::move(gate);
   workers_ = std::move(mine);
   return std::unique_ptr<HostOps>(std::move(sibling));

@@ -25,6 +25,9 @@ Result<std::unique_ptr<Backend>> HostBackend::make(const ModelConfig& config, We
     std::vector<BlockId> all(static_cast<std::size_t>(options.block_count));
     for (std::int32_t block = 0; block < options.block_count; ++block) all[static_cast<std::size_t>(block)] = BlockId{block};
     backend->ops_->poison(all);
+    std::vector<StateId> states(static_cast<std::size_t>(options.state_count));
+    for (std::int32_t state = 0; state < options.state_count; ++state) states[static_cast<std::size_t>(state)] = StateId{state};
+    backend->ops_->poison_states(states);
   }
   return std::unique_ptr<Backend>(std::move(backend));
 }
@@ -66,6 +69,23 @@ void HostBackend::released(std::span<const BlockId> blocks) {
   if (options_.poison) ops_->poison(blocks);
 }
 
+void HostBackend::released_states(std::span<const StateId> states) {
+  if (options_.poison) ops_->poison_states(states);
+}
+
+void HostBackend::read_token(std::int32_t layer, BlockId block, std::int32_t slot, std::vector<std::byte>& out) {
+  CHECK(layer >= 0 && layer < config_.count_of(SublayerKind::Attention), "layer=", layer);
+  CHECK(block.value >= 0 && block.value < options_.block_count, "block=", block.value);
+  CHECK(slot >= 0 && slot < kv_block_tokens, "slot=", slot);
+  ops_->read_token(layer, block, slot, out);
+}
+
+void HostBackend::read_state(std::int32_t layer, StateId state, std::vector<std::byte>& out) {
+  CHECK(layer >= 0 && layer < config_.count_of(SublayerKind::Mamba2), "layer=", layer);
+  CHECK(state.value >= 0 && state.value < options_.state_count, "state=", state.value);
+  ops_->read_state(layer, state, out);
+}
+
 Result<std::unique_ptr<Backend>> HostBackend::make_sibling() {
   try {
     Result<std::unique_ptr<HostOps>> ops = ops_->make_sibling();
@@ -91,12 +111,20 @@ Result<void> HostBackend::check_source(const HostBackend& source) const {
     std::int64_t there;
   };
   const ModelConfig& other = source.config_;
+  // Shapes of recurrent layers; zeros where there are none.
+  const Mamba2Config here = config_.mamba2.value_or(Mamba2Config{});
+  const Mamba2Config there = other.mamba2.value_or(Mamba2Config{});
   for (const Property& property :
        {Property{"hidden_size", config_.hidden_size, other.hidden_size}, Property{"layers", config_.layers, other.layers},
         Property{"heads", config_.heads, other.heads}, Property{"kv_heads", config_.kv_heads, other.kv_heads},
         Property{"head_size", config_.head_size, other.head_size},
         Property{"feed_forward", config_.feed_forward, other.feed_forward},
-        Property{"vocabulary", config_.vocabulary, other.vocabulary}}) {
+        Property{"vocabulary", config_.vocabulary, other.vocabulary},
+        Property{"attention sublayers", config_.count_of(SublayerKind::Attention), other.count_of(SublayerKind::Attention)},
+        Property{"mamba2 sublayers", config_.count_of(SublayerKind::Mamba2), other.count_of(SublayerKind::Mamba2)},
+        Property{"mamba2 heads", here.heads, there.heads}, Property{"mamba2 head_size", here.head_size, there.head_size},
+        Property{"mamba2 groups", here.groups, there.groups}, Property{"mamba2 state_size", here.state_size, there.state_size},
+        Property{"mamba2 window", here.window, there.window}}) {
     if (property.here == property.there) continue;
     return unexpected(ErrorCode::InvalidArgument, property.name,
                       std::string("copy_blocks: ") + property.name + " is " + std::to_string(property.here) + " here and " +
@@ -123,6 +151,13 @@ Result<void> HostBackend::copy_blocks(const Backend& source, const CacheCopies& 
     if (!allowed()) return unexpected(ErrorCode::Cancelled, "copy_blocks: the copy was called off");
     ops_->copy_block(*host->ops_, copy);
   }
+  if (copies.state) {
+    const StateCopy& copy = *copies.state;
+    CHECK(copy.from.value >= 0 && copy.from.value < host->options_.state_count, "from=", copy.from.value);
+    CHECK(copy.to.value >= 0 && copy.to.value < options_.state_count, "to=", copy.to.value);
+    if (!allowed()) return unexpected(ErrorCode::Cancelled, "copy_blocks: the copy was called off");
+    ops_->copy_state(*host->ops_, copy);
+  }
   return {};
 }
 
@@ -136,7 +171,8 @@ void HostBackend::flatten(std::span<const StepRow> rows) {
     sequences_.push_back({.first = static_cast<std::int32_t>(tokens_.size()),
                           .count = static_cast<std::int32_t>(row.tokens.size()),
                           .position = row.position,
-                          .blocks = row.blocks});
+                          .blocks = row.blocks,
+                          .state = row.state.value_or(StateUse{})});
     tokens_.insert(tokens_.end(), row.tokens.begin(), row.tokens.end());
     if (row.sampling == nullptr) continue;
     selected_.push_back(static_cast<std::int32_t>(tokens_.size()) - 1);

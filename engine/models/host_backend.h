@@ -54,6 +54,8 @@ class HostOps : public Ops {
   [[nodiscard]] virtual Result<void> check_source(const HostOps& source) const = 0;
   /// check_source has said yes. Any thread, on a block that no operation touches meanwhile.
   virtual void copy_block(const HostOps& source, const BlockCopy& copy) = 0;
+  /// The same for a state, of all recurrent layers.
+  virtual void copy_state(const HostOps& source, const StateCopy& copy) = 0;
 };
 
 class HostBackend final : public Backend {
@@ -75,6 +77,9 @@ class HostBackend final : public Backend {
                                          const std::function<bool()>& allowed) override;
   void capture_logits(bool on) override { capture_logits_ = on; }
   void released(std::span<const BlockId> blocks) override;
+  void released_states(std::span<const StateId> states) override;
+  void read_token(std::int32_t layer, BlockId block, std::int32_t slot, std::vector<std::byte>& out) override;
+  void read_state(std::int32_t layer, StateId state, std::vector<std::byte>& out) override;
   [[nodiscard]] const ModelConfig& config() const override { return config_; }
   [[nodiscard]] std::string description() const override { return description_; }
 

@@ -8,25 +8,17 @@
 #include <string>
 
 #include "engine/models/tensor_elements.h"
+#include "engine/reference/scalars.h"
 #include "manifests/check.h"
 #include "manifests/settings.h"
 
 namespace rubato::engine {
+
+using reference::dot;
+using reference::row_of;
+using reference::silu;
+
 namespace {
-
-float* row_of(const Matrix& matrix, std::int64_t row) {
-  return static_cast<float*>(matrix.data) + row * matrix.stride;
-}
-
-float dot(const float* a, const float* b, std::int64_t count) {
-  float sum = 0;
-  for (std::int64_t i = 0; i < count; ++i) sum += a[i] * b[i];
-  return sum;
-}
-
-float silu(float x) {
-  return x / (1.0F + std::exp(-x));
-}
 
 void normalise(const float* x, const std::vector<float>& weight, float epsilon, float* out) {
   const auto size = static_cast<std::int64_t>(weight.size());
@@ -86,11 +78,12 @@ Result<void> ReferenceOps::make_cache(const AttentionShape& shape, std::span<con
   return {};
 }
 
-void ReferenceOps::embed(LinearId table, std::span<const TokenId> tokens, float /*scale*/, const Matrix& out) {
+void ReferenceOps::embed(LinearId table, std::span<const TokenId> tokens, float scale, const Matrix& out) {
   const Linear& linear = memory_->linears.at(static_cast<std::size_t>(table.value));
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     const float* from = linear.weights.data() + static_cast<std::int64_t>(tokens[i]) * linear.shape.inputs;
-    std::copy_n(from, linear.shape.inputs, row_of(out, static_cast<std::int64_t>(i)));
+    float* to = row_of(out, static_cast<std::int64_t>(i));
+    for (std::int32_t j = 0; j < linear.shape.inputs; ++j) to[j] = scale * from[j];
   }
 }
 
@@ -100,10 +93,10 @@ void ReferenceOps::rms_norm(const Matrix& x, NormId weight, float epsilon, const
   }
 }
 
-void ReferenceOps::add_rms_norm(const Matrix& x, const Matrix& delta, float /*scale*/, NormId weight, float epsilon,
+void ReferenceOps::add_rms_norm(const Matrix& x, const Matrix& delta, float scale, NormId weight, float epsilon,
                                 const Matrix& out) {
   for (std::int32_t row = 0; row < x.rows; ++row) {
-    for (std::int32_t i = 0; i < x.columns; ++i) row_of(x, row)[i] += row_of(delta, row)[i];
+    for (std::int32_t i = 0; i < x.columns; ++i) row_of(x, row)[i] = std::fma(scale, row_of(delta, row)[i], row_of(x, row)[i]);
   }
   rms_norm(x, weight, epsilon, out);
 }
@@ -176,7 +169,7 @@ void ReferenceOps::rope_and_store(const Matrix& qkv, std::int32_t layer, std::sp
 void ReferenceOps::attend(const float* query, std::int32_t layer, std::int32_t kv_head, std::int32_t position,
                           std::span<const BlockId> blocks, float* out) {
   const std::int32_t size = memory_->shape.head_size;
-  const float scale = 1.0F / std::sqrt(static_cast<float>(size));
+  const float scale = memory_->shape.scale.value_or(1.0F / std::sqrt(static_cast<float>(size)));
   float largest = -std::numeric_limits<float>::infinity();
   for (std::int32_t i = 0; i <= position; ++i) {
     const float score = dot(query, memory_->keys.data() + slot(layer, kv_head, i, blocks), size) * scale;
