@@ -303,16 +303,17 @@ Result<std::vector<std::string>> check_weights(const ModelConfig& config, Weight
   if (!missing.empty()) return unexpected(ErrorCode::NotFound, "the model's weights lack " + listed(missing));
   std::vector<std::string> warnings = source.warnings();
   if (!config.tied_embeddings || !source.has("lm_head.weight")) return warnings;
+  const std::string embedding = config.embedding_name + ".weight";
   const std::int64_t shape[] = {config.vocabulary, config.hidden_size};
   std::pair<std::uint64_t, std::uint64_t> prints[2];
   for (int i = 0; i < 2; ++i) {
-    const auto view = source.load(i == 0 ? "model.embed_tokens.weight" : "lm_head.weight", shape);
+    const auto view = source.load(i == 0 ? embedding : "lm_head.weight", shape);
     if (!view) return Unexpected(view.error());
     prints[i] = fingerprint(view->bytes);
   }
   if (prints[0] != prints[1]) {
-    warnings.push_back(
-        "config.json ties the head to the embedding, but lm_head.weight differs from model.embed_tokens.weight: it is ignored");
+    warnings.push_back("config.json ties the head to the embedding, but lm_head.weight differs from " + embedding +
+                       ": it is ignored");
   }
   return warnings;
 }

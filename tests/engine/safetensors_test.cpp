@@ -387,6 +387,21 @@ TEST(CheckWeights, tied_with_different_head_warns) {
   EXPECT_THAT(*check(true, 2.0F), ElementsAre(HasSubstr("lm_head.weight differs")));
 }
 
+TEST(CheckWeights, the_embedding_goes_by_its_own_name) {
+  const ModelConfig config =
+      *synthetic_model_config({.architecture = Architecture::Mamba2, .hidden_size = 64, .layers = 1, .vocabulary = 32});
+  std::vector<Filled> tensors;
+  for (const TensorSpec& tensor : model_tensors(config)) tensors.push_back({tensor.name, tensor.shape, 1});
+  tensors.push_back({"lm_head.weight", {32, 64}, 2});
+  const TemporaryFolder folder;
+  folder.write("model.safetensors", file_with(tensors));
+  auto source = open_safetensors(folder.path());
+  ASSERT_TRUE(source) << source.error().message;
+  const auto warnings = check_weights(config, **source);
+  ASSERT_TRUE(warnings) << warnings.error().message;
+  EXPECT_THAT(*warnings, ElementsAre(HasSubstr("lm_head.weight differs from backbone.embeddings.weight")));
+}
+
 TEST(CheckWeights, untied_without_head_is_an_error_that_names_it) {
   const auto result = check(false, std::nullopt);
   ASSERT_FALSE(result);
@@ -437,6 +452,35 @@ TEST(Synthetic, values_depend_on_seed_and_name_and_have_the_stated_spread) {
   EXPECT_NEAR(mean, 0, 0.1);
   EXPECT_NEAR(square, 1.0 / 8, 0.03);  // 1 / fan_in
   for (const float value : synthetic_values(1, DataType::Float32, "model.norm.weight", {8})) EXPECT_NEAR(value, 1, 0.1F);
+}
+
+TEST(Synthetic, recurrences_neither_die_nor_blow_up) {
+  const ModelConfig config =
+      *synthetic_model_config({.architecture = Architecture::Mamba2, .hidden_size = 2048, .layers = 1, .vocabulary = 32});
+  const auto source = make_synthetic_weights(config, 3, DataType::Float32);
+  struct Case {
+    const char* name;
+    double low;  // of the quantity that the recurrence sees
+    double high;
+    double (*seen)(double);
+  };
+  for (const Case& c : {Case{"A_log", 1, 16.01, [](double x) { return std::exp(x); }},
+                        Case{"dt_bias", 0.00099, 0.11, [](double x) { return std::log1p(std::exp(x)); }},
+                        Case{"D", 0.9, 1.1, [](double x) { return x; }}}) {
+    const auto view = source->load(std::string("backbone.layers.0.mixer.") + c.name, Shape{64});
+    ASSERT_TRUE(view) << view.error().message;
+    double least = 1e30;
+    double most = -1e30;
+    for (std::size_t i = 0; i < 64; ++i) {
+      float value = 0;
+      std::memcpy(&value, view->bytes.data() + 4 * i, 4);
+      least = std::min(least, c.seen(value));
+      most = std::max(most, c.seen(value));
+    }
+    EXPECT_GE(least, c.low) << c.name;
+    EXPECT_LE(most, c.high) << c.name;
+    EXPECT_GT((most - least) / (c.high - c.low), 0.7) << c.name;  // all of the range is used
+  }
 }
 
 TEST(Synthetic, narrow_types_are_the_wide_values_rounded) {
