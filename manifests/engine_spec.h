@@ -80,8 +80,8 @@ struct LanesSpec {
 /// have given. Restart-only.
 struct PrefixCachingSpec {
   bool enabled = true;
-  std::int32_t snapshot_tokens = 512;  // models with recurrent layers: a snapshot of the state every so many tokens, and at the
-                                       // last full block of a prompt. A multiple of kv_block_tokens
+  std::int32_t snapshot_tokens = 512;  // models with recurrent layers: a snapshot of the state every so many tokens, at the last
+                                       // full block of a prompt, and where prompts part. A multiple of kv_block_tokens
 
   friend bool operator==(const PrefixCachingSpec&, const PrefixCachingSpec&) = default;
 };

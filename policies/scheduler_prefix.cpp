@@ -33,22 +33,22 @@ PrefixHit Scheduler::State::find_prefix(std::int32_t known, std::span<const Bloc
   if (!pool->caching) return hit;
   const std::size_t most = std::min(prefix.size(), static_cast<std::size_t>((known - 1) / kv_block_tokens));
   const auto tokens_of = [](std::size_t blocks) { return static_cast<std::int32_t>(blocks) * kv_block_tokens; };
-  if (!limits.blocks_hold_keys) {
-    for (std::size_t blocks = most; blocks > 0; --blocks) {
-      if (const std::optional<StateId> snapshot = usable_snapshot(prefix[blocks - 1]))
-        return {.tokens = tokens_of(blocks), .snapshot = snapshot};
-    }
-    return hit;
-  }
   std::int32_t in_use = 0;
-  for (std::size_t i = 0; i < most; ++i) {
-    const std::optional<BlockId> block = pool->blocks.find(prefix[i]);
+  std::size_t seen = 0;
+  for (; seen < most; ++seen) {
+    const std::optional<BlockId> block = pool->blocks.find(prefix[seen]);
     if (!block) break;
+    if (!limits.blocks_hold_keys) continue;
     in_use += pool->blocks.is_taken(*block) ? 1 : 0;
-    const std::optional<StateId> snapshot = limits.state_count > 0 ? usable_snapshot(prefix[i]) : std::nullopt;
+    const std::optional<StateId> snapshot = limits.state_count > 0 ? usable_snapshot(prefix[seen]) : std::nullopt;
     if (limits.state_count > 0 && !snapshot) continue;
-    hit = {.tokens = tokens_of(i + 1), .blocks_in_use = in_use, .snapshot = snapshot};
+    hit = {.tokens = tokens_of(seen + 1), .blocks_in_use = in_use, .snapshot = snapshot};
   }
+  for (std::size_t blocks = limits.blocks_hold_keys ? 0 : most; blocks > 0 && hit.tokens == 0; --blocks) {
+    if (const std::optional<StateId> snapshot = usable_snapshot(prefix[blocks - 1]))
+      hit = {.tokens = tokens_of(blocks), .snapshot = snapshot};
+  }
+  hit.seen_tokens = std::max(hit.tokens, tokens_of(seen));
   return hit;
 }
 
@@ -57,6 +57,7 @@ void Scheduler::State::take_prefix(Slot slot, const PrefixHit& hit) {
   Sequence& sequence = at(slot);
   sequence.expected = 0;
   sequence.computed = hit.tokens;
+  sequence.branch = hit.seen_tokens;
   if (limits.blocks_hold_keys) {
     sequence.registered = hit.tokens / kv_block_tokens;
     for (std::int32_t i = 0; i < sequence.registered; ++i) {
@@ -92,20 +93,23 @@ std::optional<StateUse> Scheduler::State::use_state(Slot slot, std::int32_t coun
   return use;
 }
 
-// Snapshots are kept where other sequences may come to begin: at regular distances, and where a prompt ends that may be sent
-// again with more behind it.
+// Snapshots are kept where other sequences may come to begin: where this one leaves what others have computed too, for what two
+// have in common a third is likely to have (Marconi, arXiv 2411.19379, admits states by this rule); at regular distances; and
+// where a prompt ends that may be sent again with more behind it. A row keeps one.
 std::optional<StateUse::Save> Scheduler::State::begin_snapshot(Slot slot, std::int32_t count) {
   if (!pool->caching) return std::nullopt;
   const Sequence& sequence = at(slot);
   const std::int32_t end = sequence.computed + count;
   const std::int32_t regular = end / limits.prefix_caching.snapshot_tokens * limits.prefix_caching.snapshot_tokens;
   const std::int32_t prompt_end = (sequence.request.prompt_tokens - 1) / kv_block_tokens * kv_block_tokens;
-  const std::int32_t point = prompt_end <= end ? std::max(regular, prompt_end) : regular;
-  const auto blocks = static_cast<std::size_t>(point / kv_block_tokens);
-  if (point <= sequence.computed || blocks > prefix_of(slot).size()) return std::nullopt;
-  const BlockHash& hash = prefix_of(slot)[blocks - 1];
-  if (pool->states.knows(hash) || pool->states.available() == 0) return std::nullopt;
-  return StateUse::Save{.to = pool->begin_snapshot(hash), .tokens = point - sequence.computed};
+  for (const std::int32_t point : {sequence.branch, prompt_end <= end ? std::max(regular, prompt_end) : regular}) {
+    const auto blocks = static_cast<std::size_t>(point / kv_block_tokens);
+    if (point <= sequence.computed || point > end || blocks > prefix_of(slot).size()) continue;
+    const BlockHash& hash = prefix_of(slot)[blocks - 1];
+    if (pool->states.knows(hash) || pool->states.available() == 0) continue;
+    return StateUse::Save{.to = pool->begin_snapshot(hash), .tokens = point - sequence.computed};
+  }
+  return std::nullopt;
 }
 
 // The row has been computed. Its blocks that are full now can be found from here on; nobody writes them again.
@@ -115,7 +119,8 @@ void Scheduler::State::book_prefix(const PlannedRow& row) {
   if (sequence.start) pool->states.unpin(*sequence.start);
   sequence.start.reset();
   if (row.state && row.state->save) pool->states.keep_snapshot(row.state->save->to);
-  if (!pool->caching || !limits.blocks_hold_keys) return;
+  // Blocks that hold no keys are known by their hashes all the same: they tell where sequences part.
+  if (!pool->caching) return;
   // One that ends while its blocks are being copied has given them to the copy.
   const std::vector<BlockId>& table = table_of(sequence);
   const auto full =

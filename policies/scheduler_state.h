@@ -55,6 +55,7 @@ struct alignas(64) Sequence {
   std::optional<StateId> state;          // its own slot, while Running on a model with recurrent layers
   std::optional<StateId> start;          // a snapshot that its next row begins from instead; pinned
   std::int32_t registered = 0;           // its first blocks, offered to the prefix cache
+  std::int32_t branch = 0;               // tokens it has in common with others but had to compute, for want of a snapshot there
   std::optional<std::int32_t> cached;    // tokens that its first admission found there
   SequenceRequest request;
 
@@ -102,6 +103,7 @@ struct PrefixHit {
   std::int32_t tokens = 0;          // a multiple of kv_block_tokens, below the known ones; 0: nothing
   std::int32_t blocks_in_use = 0;   // of the blocks that hold them: in use by others anyway
   std::optional<StateId> snapshot;  // at their end, for models with recurrent layers
+  std::int32_t seen_tokens = 0;     // of its first tokens: some other sequence has computed the same; not below tokens
 };
 
 struct Scheduler::State {

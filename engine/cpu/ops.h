@@ -23,7 +23,7 @@ namespace rubato::engine::cpu {
 
 /// Element type, kernels and threads are fixed when it is made. Weights and cache are shared with its sibling; threads, matrices,
 /// scratch and plans are its own.
-class CpuOps final : public HostOps {
+class CpuOps : public HostOps {
  public:
   /// clock: steady time, asked between tasks while a sibling is in a step too; none: every task is taken to last equally long.
   CpuOps(DataType dtype, KernelPath path, std::int32_t threads, CoreGate::Clock clock = {});

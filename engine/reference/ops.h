@@ -17,7 +17,7 @@
 
 namespace rubato::engine {
 
-class ReferenceOps final : public HostOps {
+class ReferenceOps : public HostOps {
  public:
   /// Weights are rounded to dtype on load and widened again; everything else is F32.
   explicit ReferenceOps(DataType dtype) : ReferenceOps(std::make_shared<Memory>()) { memory_->dtype = dtype; }
