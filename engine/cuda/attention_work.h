@@ -76,7 +76,7 @@ struct AttentionInputs {
   const std::int32_t* blocks = nullptr;  // Batch::blocks
   CacheShape shape;
   std::int32_t group = 0;  // heads per KV head
-  float scale = 0;         // of a raw score, to the base 2: log2(e) / sqrt(head_size)
+  float scale = 0;         // of a raw score, to the base 2
   Activations query;
   const void* cache = nullptr;
   Activations out;

@@ -191,18 +191,33 @@ Result<std::unique_ptr<StepShapes>> CudaBackend::build_shapes(const policies::St
       std::make_unique<CudaShapes>(facts_.index, buckets, std::move(*whole), std::move(part), bytes));
 }
 
-// ---- blocks
+// ---- blocks and states
+
+namespace {
+
+/// Whether what two models keep of a sequence is the same, element for element.
+bool same_cache(const ModelConfig& a, const ModelConfig& b) {
+  if (a.count_of(SublayerKind::Attention) != b.count_of(SublayerKind::Attention) || a.kv_heads != b.kv_heads ||
+      a.head_size != b.head_size || a.count_of(SublayerKind::Mamba2) != b.count_of(SublayerKind::Mamba2))
+    return false;
+  if (!a.mamba2 || !b.mamba2) return a.mamba2.has_value() == b.mamba2.has_value();
+  return a.mamba2->heads == b.mamba2->heads && a.mamba2->head_size == b.mamba2->head_size &&
+         a.mamba2->groups == b.mamba2->groups && a.mamba2->state_size == b.mamba2->state_size &&
+         a.mamba2->window == b.mamba2->window;
+}
+
+}  // namespace
 
 Result<void> CudaBackend::copy_blocks(const Backend& source, const CacheCopies& copies, const std::function<bool()>& allowed) {
   const auto* const other = dynamic_cast<const CudaBackend*>(&source);
   if (other == nullptr)
     return unexpected(ErrorCode::InvalidArgument, "blocks of '" + source.description() + "' cannot come to " + description());
-  const ModelConfig& theirs = other->config_;
-  if (theirs.layers != config_.layers || theirs.kv_heads != config_.kv_heads || theirs.head_size != config_.head_size ||
-      other->options_.dtype != options_.dtype) {
+  if (!same_cache(other->config_, config_) || other->options_.dtype != options_.dtype) {
     return unexpected(ErrorCode::InvalidArgument, "blocks of another model or element type cannot come to " + description());
   }
-  return copier_.copy(ops_->cache(), other->ops_->cache(), other->facts_.index, copies.blocks, allowed);
+  Result<void> copied = copier_.copy(ops_->cache(), other->ops_->cache(), other->facts_.index, copies.blocks, allowed);
+  if (!copied || !copies.state) return copied;
+  return copier_.copy(ops_->states(), other->ops_->states(), other->facts_.index, *copies.state, allowed);
 }
 
 }  // namespace rubato::engine::cuda

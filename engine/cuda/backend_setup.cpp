@@ -63,6 +63,9 @@ Result<void> CudaBackend::load(WeightSource& weights) {
     std::vector<BlockId> all;
     for (std::int32_t block = 0; block < options_.block_count; ++block) all.push_back({block});
     ops_->poison(all);
+    std::vector<StateId> states;
+    for (std::int32_t state = 0; state < options_.state_count; ++state) states.push_back({state});
+    ops_->poison_states(states);
   }
   std::int32_t own = 0;
   for (const MatmulReport& report : ops_->matmul_reports()) own += report.own_kernel ? 1 : 0;

@@ -42,17 +42,20 @@ void BlockCopier::reach(std::int32_t peer) {
   }
 }
 
+Result<void> BlockCopier::queue_bytes(std::byte* to, const std::byte* from, std::int32_t from_device, std::int64_t bytes) const {
+  const auto size = static_cast<std::size_t>(bytes);
+  if (from_device == device_)
+    return check(cudaMemcpyAsync(to, from, size, cudaMemcpyDeviceToDevice, stream_.get()), "cudaMemcpyAsync");
+  return check(cudaMemcpyPeerAsync(to, device_, from, from_device, size, stream_.get()), "cudaMemcpyPeerAsync");
+}
+
 Result<void> BlockCopier::queue(const CacheView& to, const CacheView& from, std::int32_t from_device,
                                 std::span<const BlockCopy> run) const {
-  const auto bytes = static_cast<std::size_t>(to.block_bytes) * run.size();
+  const std::int64_t bytes = to.block_bytes * static_cast<std::int64_t>(run.size());
   for (std::int32_t layer = 0; layer < to.layers; ++layer) {
     std::byte* const target = to.data + layer * to.layer_bytes + run[0].to.value * to.block_bytes;
     const std::byte* const source = from.data + layer * from.layer_bytes + run[0].from.value * from.block_bytes;
-    Result<void> queued =
-        from_device == device_
-            ? check(cudaMemcpyAsync(target, source, bytes, cudaMemcpyDeviceToDevice, stream_.get()), "cudaMemcpyAsync")
-            : check(cudaMemcpyPeerAsync(target, device_, source, from_device, bytes, stream_.get()), "cudaMemcpyPeerAsync");
-    if (!queued) return queued;
+    if (Result<void> queued = queue_bytes(target, source, from_device, bytes); !queued) return queued;
   }
   return {};
 }
@@ -79,6 +82,22 @@ Result<void> BlockCopier::copy(const CacheView& to, const CacheView& from, std::
     copies = copies.subspan(run.size());
   }
   return {};
+}
+
+Result<void> BlockCopier::copy(const StateView& to, const StateView& from, std::int32_t from_device, const StateCopy& copy,
+                               const std::function<bool()>& allowed) {
+  CHECK(to.bytes == from.bytes, "to=", to.bytes, " from=", from.bytes);
+  CHECK(copy.from.value >= 0 && copy.from.value < from.count, "from=", copy.from.value, " pool=", from.count);
+  CHECK(copy.to.value >= 0 && copy.to.value < to.count, "to=", copy.to.value, " pool=", to.count);
+  if (auto set = check(cudaSetDevice(device_), "cudaSetDevice"); !set) return set;
+  if (!allowed()) return unexpected(ErrorCode::Cancelled, "the state is no longer wanted");
+  std::byte* const target = to.data + copy.to.value * to.bytes;
+  const std::byte* const source = from.data + copy.from.value * from.bytes;
+  if (target == source) return {};
+  reach(from_device);
+  Result<void> queued = queue_bytes(target, source, from_device, to.bytes);
+  Result<void> arrived = stream_.wait();
+  return queued ? std::move(arrived) : std::move(queued);
 }
 
 }  // namespace rubato::engine::cuda

@@ -81,6 +81,21 @@ class CudaBackend final : public Backend {
     ops_->move_to(places_.whole().step);
     ops_->poison(blocks);
   }
+  void released_states(std::span<const StateId> states) override {
+    if (!options_.poison || !check(cudaSetDevice(facts_.index), "cudaSetDevice")) return;
+    ops_->move_to(places_.whole().step);
+    ops_->poison_states(states);
+  }
+  void read_token(std::int32_t layer, BlockId block, std::int32_t slot, std::vector<std::byte>& out) override {
+    static_cast<void>(cudaSetDevice(facts_.index));
+    ops_->move_to(places_.whole().step);
+    ops_->read_token(layer, block, slot, out);
+  }
+  void read_state(std::int32_t layer, StateId state, std::vector<std::byte>& out) override {
+    static_cast<void>(cudaSetDevice(facts_.index));
+    ops_->move_to(places_.whole().step);
+    ops_->read_state(layer, state, out);
+  }
   [[nodiscard]] const ModelConfig& config() const override { return config_; }
   [[nodiscard]] std::string description() const override;
 

@@ -161,4 +161,9 @@ __device__ inline float exponential(float x) {
   return result;
 }
 
+/// x / (1 + e^-x)
+__device__ inline float silu(float x) {
+  return __fdiv_rn(x, __fadd_rn(1.0F, exponential(-x)));
+}
+
 }  // namespace rubato::engine::cuda

@@ -7,6 +7,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <optional>
 
 #include "engine/cuda/batch.h"
 #include "engine/model/config.h"
@@ -27,11 +28,17 @@ using Accumulators = Rows<float*>;  // F32
 using Activations = Rows<void*>;    // elements of the backend's dtype: F32, BF16 or F16
 
 // ---- kernels_rows.cu: one block (or warp) per row, a fixed tree over the columns
-/// out[i] = table[token_ids[i]] widened to F32. table: (vocabulary, columns) of dtype. Padding tokens read token 0.
-void embed(cudaStream_t stream, DataType dtype, const void* table, const Batch& batch, const Accumulators& out);
+/// out[i] = scale * table[token_ids[i]], widened to F32 before. table: (vocabulary, columns) of dtype. Padding tokens read token
+/// 0.
+void embed(cudaStream_t stream, DataType dtype, const void* table, const Batch& batch, float scale, const Accumulators& out);
 
-/// x += delta (when delta.data is not null), then out = x / sqrt(mean(x^2) + epsilon) * weight, rounded to dtype.
-void add_rms_norm(cudaStream_t stream, DataType dtype, const Accumulators& x, const Accumulators& delta, const float* weight,
+/// What add_rms_norm adds first: x = scale * delta + x in one rounding; nothing where delta.data is null.
+struct ScaledDelta {
+  Accumulators delta;
+  float scale = 1;
+};
+/// x += scale * delta, then out = x / sqrt(mean(x^2) + epsilon) * weight, rounded to dtype.
+void add_rms_norm(cudaStream_t stream, DataType dtype, const Accumulators& x, const ScaledDelta& added, const float* weight,
                   float epsilon, const Activations& out);
 
 /// out[i] = x[selected[i]], both formats by element size: bytes_per_element 2 or 4.
@@ -82,6 +89,7 @@ struct AttentionPlan {
   std::int32_t grid = 0;           // persistent blocks of the main kernel
   std::int32_t partial_units = 0;  // room for partial results, per KV head; fewer, down to none, give the same bits
   std::byte* scratch = nullptr;
+  std::optional<float> scale{};  // of the scores; none: 1 / sqrt(head_size)
 };
 [[nodiscard]] Result<AttentionPlan> make_attention_plan(DataType dtype, const CacheShape& shape, std::int32_t max_tokens,
                                                         std::int32_t max_rows, std::int32_t max_position,
@@ -90,10 +98,52 @@ struct AttentionPlan {
 /// Builds the work list of this step from the batch (on the device); once per step, before the first attention().
 void plan_attention(cudaStream_t stream, const AttentionPlan& plan, const Batch& batch);
 
-/// Causal softmax attention from the cache alone, scaled by 1 / sqrt(head_size). query and out: dtype, (tokens, heads *
+/// Causal softmax attention from the cache alone, scaled as the plan says. query and out: dtype, (tokens, heads *
 /// head_size). out's padding rows are left as they are.
 void attention(cudaStream_t stream, const AttentionPlan& plan, const Batch& batch, const Activations& query,
                const void* layer_cache, const Activations& out);
+
+// ---- kernels_recurrent.cu: Mamba2 layers, all in F32. Rows of a step are the sequences of the batch; what lies in a bucket
+// beyond its tokens is neither read nor written.
+/// One layer in device memory.
+struct RecurrentLayer {
+  StateShape shape;
+  const float* taps = nullptr;            // (channels, window)
+  const float* taps_bias = nullptr;       // (channels)
+  const float* time_step_bias = nullptr;  // (heads)
+  const float* log_decay = nullptr;       // (heads)
+  const float* skip = nullptr;            // (heads)
+  float time_step_min = 0;
+  float time_step_max = 0;
+  float* states = nullptr;    // the layer's part of slot 0
+  std::int32_t max_rows = 0;  // sequences that a step may have
+};
+/// InvalidArgument, naming the field, for shapes that no kernel is made for. window: the convolution's.
+[[nodiscard]] Result<void> check_recurrent(const StateShape& shape);
+
+/// out = silu(bias + the causal convolution of projected's channels), (tokens, channels); the inputs go to the states.
+/// projected: (tokens, inner gate | channels | heads).
+void convolve(cudaStream_t stream, const RecurrentLayer& layer, const Batch& batch, const Accumulators& projected,
+              const Accumulators& out);
+
+/// The recurrence, token after token. convolved: (tokens, x | B | C); out: (tokens, inner).
+void scan(cudaStream_t stream, const RecurrentLayer& layer, const Batch& batch, const Accumulators& projected,
+          const Accumulators& convolved, const Accumulators& out);
+
+// ---- kernels_gate.cu
+enum class GateOrder : std::uint8_t { GateFirst, NormFirst, GateOnly };
+struct GatedNormInputs {
+  GateOrder order = GateOrder::GateFirst;
+  const float* weight = nullptr;   // (columns of y); null with GateOnly
+  std::int32_t group_columns = 0;  // that are normalised together
+  float epsilon = 0;
+};
+/// y, and the first columns of gate, F32. See engine::GatedNorm.
+void gated_norm(cudaStream_t stream, DataType dtype, const Accumulators& y, const Accumulators& gate,
+                const GatedNormInputs& inputs, const Activations& out);
+
+/// out = max(x, 0)^2, rounded to dtype. NaN stays NaN.
+void relu_squared(cudaStream_t stream, DataType dtype, const Accumulators& x, const Activations& out);
 
 // ---- kernels_linear.cu: y = x W^T + bias with one fixed order over the inputs, whatever the number of rows. The reference that
 // cuBLASLt candidates are NOT compared with (they have an order of their own), and what runs where none of them is accepted.

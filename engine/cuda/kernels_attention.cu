@@ -81,6 +81,13 @@ Unexpected refused(const char* what, std::int32_t value, const char* allowed) {
                     std::string("attention: ") + what + " " + std::to_string(value) + " is not " + allowed);
 }
 
+/// Of a raw score, to the base 2: log2(e) times the plan's.
+float score_scale(const AttentionPlan& plan) {
+  constexpr double log2_e = 1.4426950408889634;
+  if (plan.scale) return static_cast<float>(log2_e * static_cast<double>(*plan.scale));
+  return static_cast<float>(log2_e / std::sqrt(static_cast<double>(plan.shape.head_size)));
+}
+
 }  // namespace
 
 AttentionTiling attention_tiling(DataType dtype, std::int32_t head_size) {
@@ -119,15 +126,14 @@ void attention(cudaStream_t stream, const AttentionPlan& plan, const Batch& batc
   CHECK(query.columns == shape.heads * shape.head_size && out.columns == query.columns && query.stride % 2 == 0 &&
         out.stride % 2 == 0);
   const AttentionKernel chosen = choose_kernel(plan.dtype, shape.head_size);
-  const AttentionInputs inputs{
-      .scratch = attention_scratch(plan),
-      .blocks = batch.blocks,
-      .shape = shape,
-      .group = shape.heads / shape.kv_heads,
-      .scale = static_cast<float>(1.4426950408889634 / std::sqrt(static_cast<double>(shape.head_size))),  // log2(e) of it
-      .query = query,
-      .cache = layer_cache,
-      .out = out};
+  const AttentionInputs inputs{.scratch = attention_scratch(plan),
+                               .blocks = batch.blocks,
+                               .shape = shape,
+                               .group = shape.heads / shape.kv_heads,
+                               .scale = score_scale(plan),
+                               .query = query,
+                               .cache = layer_cache,
+                               .out = out};
   launch(stream,
          {.blocks = static_cast<std::uint32_t>(plan.grid), .threads = chosen.threads, .shared_bytes = chosen.shared_bytes},
          chosen.kernel, inputs);

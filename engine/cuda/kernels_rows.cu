@@ -37,23 +37,25 @@ __device__ inline std::int64_t this_row() {
 // ---- embed
 
 template <class Element>
-__global__ void embed_kernel(const Element* table, const std::int32_t* token_ids, Accumulators out, bool packed) {
+__global__ void embed_kernel(const Element* table, const std::int32_t* token_ids, float scale, Accumulators out, bool packed) {
   constexpr int count = pack_values<Element>;
   const std::int32_t column = first_column(count);
   if (column >= out.columns) return;
   float values[count];
   load_columns(table + static_cast<std::int64_t>(token_ids[this_row()]) * out.columns, column, out.columns, packed, values);
+#pragma unroll
+  for (int i = 0; i < count; ++i) values[i] = __fmul_rn(scale, values[i]);
   store_columns(values, out.data + this_row() * out.stride, column, out.columns, packed);
 }
 
-void embed(cudaStream_t stream, DataType dtype, const void* table, const Batch& batch, const Accumulators& out) {
+void embed(cudaStream_t stream, DataType dtype, const void* table, const Batch& batch, float scale, const Accumulators& out) {
   with_element(dtype, [&](auto type) {
     using Element = typename decltype(type)::Element;
     constexpr int count = pack_values<Element>;
     const auto* rows = static_cast<const Element*>(table);
     const bool packed = holds_packs<count>(rows, out.columns) && holds_packs<count>(out.data, out.stride);
     launch(stream, elementwise_shape(out.count, static_cast<std::int32_t>(ceil_divide(out.columns, count))),
-           embed_kernel<Element>, rows, batch.token_ids, out, packed);
+           embed_kernel<Element>, rows, batch.token_ids, scale, out, packed);
   });
 }
 
@@ -73,18 +75,19 @@ std::uint32_t norm_threads(std::int32_t columns) {
 struct NormRow {
   float* x = nullptr;
   const float* delta = nullptr;
+  float delta_scale = 1;
   std::int32_t columns = 0;
   bool packed = false;
 };
 
-/// x += delta for one pack; returns the squares so far.
+/// x += scale * delta for one pack; returns the squares so far.
 __device__ inline float add_pack(const NormRow& row, std::int32_t column, float squares, float (&values)[norm_columns]) {
   load_columns(row.x, column, row.columns, row.packed, values);
   if (row.delta != nullptr) {
     float deltas[norm_columns];
     load_columns(row.delta, column, row.columns, row.packed, deltas);
 #pragma unroll
-    for (int i = 0; i < norm_columns; ++i) values[i] = __fadd_rn(values[i], deltas[i]);
+    for (int i = 0; i < norm_columns; ++i) values[i] = fmaf(deltas[i], row.delta_scale, values[i]);
     store_columns(values, row.x, column, row.columns, row.packed);
   }
 #pragma unroll
@@ -109,11 +112,12 @@ __device__ inline float norm_scale(float squares, std::int32_t columns, float ep
 }  // namespace
 
 template <class Element>
-__global__ void add_rms_norm_kernel(Accumulators x, Accumulators delta, const float* weight, float epsilon, Activations out,
+__global__ void add_rms_norm_kernel(Accumulators x, ScaledDelta added, const float* weight, float epsilon, Activations out,
                                     bool packed) {
   extern __shared__ __align__(16) unsigned char shared_bytes[];
   const NormRow row{.x = x.data + this_row() * x.stride,
-                    .delta = delta.data == nullptr ? nullptr : delta.data + this_row() * delta.stride,
+                    .delta = added.delta.data == nullptr ? nullptr : added.delta.data + this_row() * added.delta.stride,
+                    .delta_scale = added.scale,
                     .columns = x.columns,
                     .packed = packed};
   Element* const out_row = static_cast<Element*>(out.data) + this_row() * out.stride;
@@ -144,18 +148,18 @@ __global__ void add_rms_norm_kernel(Accumulators x, Accumulators delta, const fl
   }
 }
 
-void add_rms_norm(cudaStream_t stream, DataType dtype, const Accumulators& x, const Accumulators& delta, const float* weight,
+void add_rms_norm(cudaStream_t stream, DataType dtype, const Accumulators& x, const ScaledDelta& added, const float* weight,
                   float epsilon, const Activations& out) {
   with_element(dtype, [&](auto type) {
     using Element = typename decltype(type)::Element;
-    const bool packed = holds_packs<norm_columns>(x.data, x.stride) && holds_packs<norm_columns>(delta.data, delta.stride) &&
-                        holds_packs<norm_columns>(weight, 0) &&
+    const bool packed = holds_packs<norm_columns>(x.data, x.stride) &&
+                        holds_packs<norm_columns>(added.delta.data, added.delta.stride) && holds_packs<norm_columns>(weight, 0) &&
                         holds_packs<norm_columns>(static_cast<const Element*>(out.data), out.stride);
     const std::uint32_t threads = norm_threads(x.columns);
     launch(
         stream,
         {.blocks = static_cast<std::uint32_t>(x.count), .threads = threads, .shared_bytes = threads / warp_lanes * sizeof(float)},
-        add_rms_norm_kernel<Element>, x, delta, weight, epsilon, out, packed);
+        add_rms_norm_kernel<Element>, x, added, weight, epsilon, out, packed);
   });
 }
 
@@ -208,10 +212,7 @@ __global__ void swiglu_kernel(Activations gate_up, Activations out, bool packed)
   load_columns(gate_row, column, out.columns, packed, gate);
   load_columns(gate_row + out.columns, column, out.columns, packed, up);
 #pragma unroll
-  for (int i = 0; i < count; ++i) {
-    const float silu = __fdiv_rn(gate[i], __fadd_rn(1.0F, exponential(-gate[i])));
-    up[i] = __fmul_rn(silu, up[i]);
-  }
+  for (int i = 0; i < count; ++i) up[i] = __fmul_rn(silu(gate[i]), up[i]);
   store_columns(up, static_cast<Element*>(out.data) + this_row() * out.stride, column, out.columns, packed);
 }
 

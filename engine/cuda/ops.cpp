@@ -8,7 +8,7 @@
 
 #include "engine/cuda/kernels.h"
 #include "engine/cuda/matmul_cache.h"
-#include "engine/cuda/uploader.h"
+#include "engine/cuda/ops_memory.h"
 #include "engine/model/tensors.h"
 #include "manifests/check.h"
 #include "manifests/settings.h"
@@ -19,56 +19,7 @@ namespace {
 // Results of a probed product take at most this much memory; taller batches run in pieces of as many rows, with the same bits.
 constexpr std::int64_t probe_bytes_max = std::int64_t{1} << 30;
 
-Accumulators accumulators(const Matrix& matrix) {
-  CHECK(matrix.format == Format::Accumulator);
-  return {.data = static_cast<float*>(matrix.data), .count = matrix.rows, .columns = matrix.columns, .stride = matrix.stride};
-}
-
-Rows<void*> any_rows(const Matrix& matrix) {
-  return {.data = matrix.data, .count = matrix.rows, .columns = matrix.columns, .stride = matrix.stride};
-}
-
-Activations activations(const Matrix& matrix) {
-  CHECK(matrix.format == Format::Activation);
-  return any_rows(matrix);
-}
-
 }  // namespace
-
-struct CudaOps::Memory {
-  struct Linear {
-    LinearShape shape;
-    DeviceMemory weights;
-    DeviceMemory bias;  // empty: none
-    MatmulPlan plan;
-  };
-
-  DeviceFacts device;
-  OpsLimits limits;
-  std::unique_ptr<MatmulLibrary> library;
-  std::optional<Uploader> uploader;  // until finish_loading()
-  std::vector<Linear> linears;
-  std::vector<DeviceMemory> norms;
-  std::vector<MatmulReport> reports;
-
-  AttentionShape shape;
-  CacheShape cache_shape;
-  DeviceMemory cache;  // [layer][block, the trash block last][kv head][keys | values]
-  std::int64_t layer_bytes = 0;
-  DeviceMemory cosines;
-  DeviceMemory sines;
-};
-
-struct CudaOps::Scratch {
-  Batch batch;
-  std::vector<DeviceMemory> matrices{};
-  DeviceMemory gate_up{};  // (max_tokens, largest Swiglu outputs) of dtype
-  DeviceMemory workspace{};
-  DeviceMemory attention{};
-  AttentionPlan attention_plan{};
-  PinnedMemory poison_host{};
-  DeviceMemory poison_blocks{};
-};
 
 CudaOps::CudaOps(std::shared_ptr<Memory> memory, std::shared_ptr<Scratch> scratch, const Stream& stream)
     : memory_(std::move(memory)), scratch_(std::move(scratch)), stream_(&stream) {}
@@ -133,7 +84,8 @@ Result<Matrix> CudaOps::allocate(std::int32_t rows, std::int32_t columns, Format
   const std::int64_t bytes = std::int64_t{rows} * columns * element_size(dtype);
   Result<DeviceMemory> memory = DeviceMemory::make(bytes);
   if (!memory) return Unexpected(std::move(memory).error());
-  keep(check(cudaMemsetAsync(memory->data(), 0, static_cast<std::size_t>(bytes), stream_->get()), "cudaMemsetAsync"));
+  if (bytes > 0)
+    keep(check(cudaMemsetAsync(memory->data(), 0, static_cast<std::size_t>(bytes), stream_->get()), "cudaMemsetAsync"));
   scratch_->matrices.push_back(std::move(*memory));
   return Matrix{.data = scratch_->matrices.back().data(), .rows = rows, .columns = columns, .stride = columns, .format = format};
 }
@@ -178,6 +130,7 @@ Result<NormId> CudaOps::make_norm(const TensorView& weight) {
 Result<void> CudaOps::make_cache(const AttentionShape& shape, std::span<const float> cosines, std::span<const float> sines) {
   Memory& memory = *memory_;
   memory.shape = shape;
+  if (shape.layers == 0) return {};
   memory.cache_shape = {
       .heads = shape.heads, .kv_heads = shape.kv_heads, .head_size = shape.head_size, .block_count = shape.block_count};
   memory.layer_bytes = (std::int64_t{shape.block_count} + 1) * shape.kv_heads * 2 * kv_block_tokens * shape.head_size *
@@ -205,6 +158,7 @@ Result<void> CudaOps::make_cache(const AttentionShape& shape, std::span<const fl
 
 Result<void> CudaOps::take_attention_scratch() {
   const Memory& memory = *memory_;
+  if (memory.shape.layers == 0) return {};
   const std::int64_t list_bytes = std::int64_t{memory.shape.block_count} * 4;
   const AttentionScratchSize size =
       attention_scratch_size(memory.cache_shape, memory.limits.max_tokens, memory.limits.max_rows, memory.shape.max_position);
@@ -224,6 +178,7 @@ Result<void> CudaOps::take_attention_scratch() {
                           memory.shape.max_position, memory.device.multiprocessors, scratch_->attention.data());
   if (!plan) return Unexpected(std::move(plan).error());
   scratch_->attention_plan = *plan;
+  scratch_->attention_plan.scale = memory.shape.scale;
   return {};
 }
 
@@ -302,22 +257,22 @@ const float* CudaOps::norm_weight(NormId id) const {
 }
 
 void CudaOps::begin_pass() {
+  if (memory_->shape.layers == 0) return;
   plan_attention(stream_->get(), scratch_->attention_plan, scratch_->batch);
 }
 
-void CudaOps::embed(LinearId table, std::span<const TokenId> /*tokens: the batch's*/, float /*scale*/, const Matrix& out) {
+void CudaOps::embed(LinearId table, std::span<const TokenId> /*tokens: the batch's*/, float scale, const Matrix& out) {
   cuda::embed(stream_->get(), memory_->limits.dtype, memory_->linears[static_cast<std::size_t>(table.value)].weights.data(),
-              scratch_->batch, accumulators(out));
+              scratch_->batch, scale, accumulators(out));
 }
 
 void CudaOps::rms_norm(const Matrix& x, NormId weight, float epsilon, const Matrix& out) {
   cuda::add_rms_norm(stream_->get(), memory_->limits.dtype, accumulators(x), {}, norm_weight(weight), epsilon, activations(out));
 }
 
-void CudaOps::add_rms_norm(const Matrix& x, const Matrix& delta, float /*scale*/, NormId weight, float epsilon,
-                           const Matrix& out) {
-  cuda::add_rms_norm(stream_->get(), memory_->limits.dtype, accumulators(x), accumulators(delta), norm_weight(weight), epsilon,
-                     activations(out));
+void CudaOps::add_rms_norm(const Matrix& x, const Matrix& delta, float scale, NormId weight, float epsilon, const Matrix& out) {
+  cuda::add_rms_norm(stream_->get(), memory_->limits.dtype, accumulators(x), {.delta = accumulators(delta), .scale = scale},
+                     norm_weight(weight), epsilon, activations(out));
 }
 
 void CudaOps::linear(LinearId id, const Matrix& x, const Matrix& out) {
@@ -374,6 +329,7 @@ void CudaOps::read(const Matrix& x, std::span<float> out) const {
 }
 
 void CudaOps::poison(std::span<const BlockId> blocks) {
+  if (memory_->shape.layers == 0) return;  // there is nothing in them
   CHECK(static_cast<std::int64_t>(blocks.size()) * 4 <= scratch_->poison_host.bytes(), "blocks=", blocks.size());
   if (blocks.empty()) return;
   auto* list = reinterpret_cast<std::int32_t*>(scratch_->poison_host.data());

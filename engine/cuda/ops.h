@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/cuda/batch.h"
+#include "engine/cuda/kernels.h"
 #include "engine/cuda/matmul.h"
 #include "engine/cuda/runtime.h"
 #include "engine/ops.h"
@@ -32,6 +33,13 @@ struct CacheView {
   std::int32_t block_count = 0;
   std::int64_t layer_bytes = 0;
   std::int64_t block_bytes = 0;
+};
+
+/// Where its recurrent states lie, each in one piece.
+struct StateView {
+  std::byte* data = nullptr;
+  std::int32_t count = 0;
+  std::int64_t bytes = 0;  // of one
 };
 
 /// Thread: one at a time for each CudaOps; two that share memory may queue at once. An operation that cannot be queued is kept as
@@ -56,8 +64,9 @@ class CudaOps final : public Ops {
   /// Between two passes: queues on another stream from here on. What this has queued before must be done.
   void move_to(const Stream& stream) { stream_ = &stream; }
   [[nodiscard]] CacheView cache() const;
+  [[nodiscard]] StateView states() const;
 
-  /// First of a pass: builds the step's attention work list.
+  /// First of a pass: builds the step's attention work list, where some layer attends.
   void begin_pass();
   /// The first failure since the last call; also what the runtime kept of launches.
   [[nodiscard]] Result<void> take_failure();
@@ -68,6 +77,9 @@ class CudaOps final : public Ops {
   void load_bias(LinearId id, std::int32_t first_output, const TensorView& bias) override;
   Result<NormId> make_norm(const TensorView& weight) override;
   Result<void> make_cache(const AttentionShape& shape, std::span<const float> cosines, std::span<const float> sines) override;
+  Result<void> make_states(const RecurrentShape& shape) override;
+  Result<RecurrentId> make_recurrent() override;
+  void load_recurrent(RecurrentId id, RecurrentPart part, const TensorView& view) override;
   void embed(LinearId table, std::span<const TokenId> tokens, float scale, const Matrix& out) override;
   void rms_norm(const Matrix& x, NormId weight, float epsilon, const Matrix& out) override;
   void add_rms_norm(const Matrix& x, const Matrix& delta, float scale, NormId weight, float epsilon, const Matrix& out) override;
@@ -75,9 +87,17 @@ class CudaOps final : public Ops {
   void rope_and_store(const Matrix& qkv, std::int32_t layer, std::span<const SequenceSpan> sequences,
                       const std::optional<QueryKeyNorm>& norm, const Matrix& out) override;
   void attention(const Matrix& query, std::int32_t layer, std::span<const SequenceSpan> sequences, const Matrix& out) override;
+  void convolve(RecurrentId layer, const Matrix& projected, std::span<const SequenceSpan> sequences, const Matrix& out) override;
+  void scan(RecurrentId layer, const Matrix& projected, const Matrix& convolved, std::span<const SequenceSpan> sequences,
+            const Matrix& out) override;
+  void gated_norm(const Matrix& y, const Matrix& projected, const GatedNorm& norm, const Matrix& out) override;
+  void relu_squared(const Matrix& x, const Matrix& out) override;
   void gather_rows(const Matrix& x, std::span<const std::int32_t> rows, const Matrix& out) override;
   void read(const Matrix& x, std::span<float> out) const override;
   void poison(std::span<const BlockId> blocks) override;
+  void poison_states(std::span<const StateId> states) override;
+  void read_token(std::int32_t layer, BlockId block, std::int32_t slot, std::vector<std::byte>& out) const override;
+  void read_state(std::int32_t layer, StateId state, std::vector<std::byte>& out) const override;
 
  private:
   struct Memory;   // weights and cache, shared by all Ops over them
@@ -88,6 +108,9 @@ class CudaOps final : public Ops {
   [[nodiscard]] Result<void> make_calls();
   [[nodiscard]] void* layer_cache(std::int32_t layer) const;
   [[nodiscard]] const float* norm_weight(NormId id) const;
+  [[nodiscard]] RecurrentLayer recurrent_layer(RecurrentId id) const;
+  /// Device memory on the host, until the next call. All NaN where it cannot be had.
+  [[nodiscard]] std::span<const std::byte> fetch(const std::byte* from, std::int64_t bytes) const;
   void keep(Result<void> result);
 
   std::shared_ptr<Memory> memory_;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <new>
+#include <optional>
 
 #include "manifests/settings.h"
 
@@ -36,9 +37,14 @@ Result<Staging> Staging::make(const Limits& limits) {
   const std::int64_t row_position = layout.take(rows, 4);
   const std::int64_t row_blocks = layout.take(rows + 1, 4);
   const std::int64_t selected = layout.take(rows, 4);
+  const std::int64_t state_from = layout.take(rows, 4);
+  const std::int64_t state_to = layout.take(rows, 4);
+  const std::int64_t state_save = layout.take(rows, 4);
+  const std::int64_t state_save_tokens = layout.take(rows, 4);
   const std::int64_t token_ids = layout.take(tokens, 4);
   const std::int64_t positions = layout.take(tokens, 4);
   const std::int64_t slots = layout.take(tokens, 4);
+  const std::int64_t token_first = layout.take(tokens, 4);
   const std::int64_t blocks = layout.take(rows * limits.max_blocks_per_row, 4);
 
   Result<PinnedMemory> host = PinnedMemory::make(layout.bytes());
@@ -59,15 +65,25 @@ Result<Staging> Staging::make(const Limits& limits) {
   staging.row_blocks_ = on_host(row_blocks);
   staging.blocks_ = on_host(blocks);
   staging.selected_ = on_host(selected);
+  staging.token_first_ = on_host(token_first);
+  staging.state_from_ = on_host(state_from);
+  staging.state_to_ = on_host(state_to);
+  staging.state_save_ = on_host(state_save);
+  staging.state_save_tokens_ = on_host(state_save_tokens);
   staging.batch_ = Batch{.counts = reinterpret_cast<const BatchCounts*>(staging.device_.data() + counts),
                          .token_ids = on_device(token_ids),
                          .positions = on_device(positions),
                          .slots = on_device(slots),
                          .row_first = on_device(row_first),
                          .row_position = on_device(row_position),
+                         .token_first = on_device(token_first),
                          .row_blocks = on_device(row_blocks),
                          .blocks = on_device(blocks),
-                         .selected = on_device(selected)};
+                         .selected = on_device(selected),
+                         .state_from = on_device(state_from),
+                         .state_to = on_device(state_to),
+                         .state_save = on_device(state_save),
+                         .state_save_tokens = on_device(state_save_tokens)};
   return staging;
 }
 
@@ -86,6 +102,7 @@ void Staging::fill(std::span<const StepRow> rows, std::int32_t bucket) {
       const std::int32_t at = counts.tokens++;
       token_ids_[at] = row.tokens[static_cast<std::size_t>(position - row.position)];
       positions_[at] = position;
+      token_first_[at] = row_first_[index];
       slots_[at] = blocks_[block_count + position / kv_block_tokens] * kv_block_tokens + position % kv_block_tokens;
     }
     block_count += needed;
@@ -95,14 +112,28 @@ void Staging::fill(std::span<const StepRow> rows, std::int32_t bucket) {
   for (std::int32_t at = counts.tokens; at < bucket; ++at) {
     token_ids_[at] = 0;
     positions_[at] = 0;
+    token_first_[at] = 0;
     slots_[at] = limits_.trash_slot;
   }
   std::fill(row_first_ + counts.rows, row_first_ + limits_.max_rows + 1, counts.tokens);
   std::fill(row_blocks_ + counts.rows, row_blocks_ + limits_.max_rows + 1, block_count);
   std::fill(row_position_ + counts.rows, row_position_ + limits_.max_rows, 0);
   std::fill(selected_ + counts.selected, selected_ + limits_.max_rows, 0);
+  fill_states(rows);
   *counts_ = counts;
   used_bytes_ = reinterpret_cast<std::byte*>(blocks_ + block_count) - host_.data();
+}
+
+void Staging::fill_states(std::span<const StepRow> rows) {
+  const auto slot = [](const std::optional<StateId>& state) { return state ? state->value : no_state; };
+  for (std::size_t row = 0; row < static_cast<std::size_t>(limits_.max_rows); ++row) {
+    const std::optional<StateUse> use = row < rows.size() ? rows[row].state : std::nullopt;
+    const std::optional<StateUse::Save> save = use ? use->save : std::nullopt;
+    state_from_[row] = use ? slot(use->from) : no_state;
+    state_to_[row] = use ? use->to.value : no_state;
+    state_save_[row] = save ? save->to.value : no_state;
+    state_save_tokens_[row] = save ? save->tokens : 0;
+  }
 }
 
 Result<void> Staging::copy(const Stream& stream) const {

@@ -37,6 +37,7 @@ class Staging {
 
  private:
   Staging() = default;
+  void fill_states(std::span<const StepRow> rows);
 
   Limits limits_;
   PinnedMemory host_;
@@ -51,9 +52,14 @@ class Staging {
   std::int32_t* slots_ = nullptr;
   std::int32_t* row_first_ = nullptr;
   std::int32_t* row_position_ = nullptr;
+  std::int32_t* token_first_ = nullptr;
   std::int32_t* row_blocks_ = nullptr;
   std::int32_t* blocks_ = nullptr;
   std::int32_t* selected_ = nullptr;
+  std::int32_t* state_from_ = nullptr;
+  std::int32_t* state_to_ = nullptr;
+  std::int32_t* state_save_ = nullptr;
+  std::int32_t* state_save_tokens_ = nullptr;
 };
 
 }  // namespace rubato::engine::cuda

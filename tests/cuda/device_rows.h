@@ -282,8 +282,8 @@ struct BatchRoom {
   std::int32_t table_slack = 0;  // entries of `blocks` beyond the tables
 };
 
-/// The metadata of a step in device memory, each array as long as the room says. Selects the last token of every row unless told
-/// otherwise.
+/// The metadata of a step in device memory, without recurrent states, each array as long as the room says. Selects the last token
+/// of every row unless told otherwise.
 class DeviceBatch {
  public:
   DeviceBatch(const Stream& stream, const std::vector<BatchRow>& rows, const BatchRoom& room)
@@ -291,7 +291,7 @@ class DeviceBatch {
 
   DeviceBatch(const Stream& stream, const std::vector<BatchRow>& rows, const BatchRoom& room,
               std::vector<std::int32_t> selected) {
-    std::vector<std::int32_t> token_ids, positions, slots, row_first, row_position, row_blocks, blocks;
+    std::vector<std::int32_t> token_ids, positions, slots, token_first, row_first, row_position, row_blocks, blocks;
     for (const BatchRow& row : rows) {
       row_first.push_back(static_cast<std::int32_t>(token_ids.size()));
       row_position.push_back(row.position);
@@ -301,6 +301,7 @@ class DeviceBatch {
         const std::int32_t position = row.position + static_cast<std::int32_t>(i);
         token_ids.push_back(row.token_ids[i]);
         positions.push_back(position);
+        token_first.push_back(row_first.back());
         const std::int32_t block = row.blocks.at(static_cast<std::size_t>(position / kv_block_tokens));
         slots.push_back(block * kv_block_tokens + position % kv_block_tokens);
       }
@@ -315,6 +316,7 @@ class DeviceBatch {
     token_ids_ = padded(stream, std::move(token_ids), room.tokens, 0);
     positions_ = padded(stream, std::move(positions), room.tokens, 0);
     slots_ = padded(stream, std::move(slots), room.tokens, room.block_count * kv_block_tokens);
+    token_first_ = padded(stream, std::move(token_first), room.tokens, 0);
     row_first_ = padded(stream, std::move(row_first), room.rows + 1, 0);
     row_position_ = padded(stream, std::move(row_position), room.rows, 0);
     row_blocks_ = padded(stream, std::move(row_blocks), room.rows + 1, 0);
@@ -330,6 +332,7 @@ class DeviceBatch {
             .slots = slots_.data(),
             .row_first = row_first_.data(),
             .row_position = row_position_.data(),
+            .token_first = token_first_.data(),
             .row_blocks = row_blocks_.data(),
             .blocks = blocks_.data(),
             .selected = selected_.data()};
@@ -349,7 +352,8 @@ class DeviceBatch {
   }
 
   DeviceVector<BatchCounts> counts_;
-  DeviceVector<std::int32_t> token_ids_, positions_, slots_, row_first_, row_position_, row_blocks_, blocks_, selected_;
+  DeviceVector<std::int32_t> token_ids_, positions_, slots_, token_first_, row_first_, row_position_, row_blocks_, blocks_,
+      selected_;
 };
 
 }  // namespace rubato::engine::cuda

@@ -33,6 +33,7 @@ class RowsTest : public DeviceTest, public testing::WithParamInterface<DataType>
     Values x;
     std::optional<Values> delta;
     Values weight;
+    float scale = 1;  // of delta
   };
   static constexpr float epsilon = 1e-5F;
   Norm run_norm(const NormInputs& inputs, RowLayout layout = {}) const {
@@ -41,7 +42,8 @@ class RowsTest : public DeviceTest, public testing::WithParamInterface<DataType>
     const DeviceRows delta(stream(), DataType::Float32, rows, inputs.columns, inputs.delta.value_or(Values()), layout);
     const DeviceVector<float> weight(stream(), inputs.weight);
     const DeviceRows out(stream(), dtype(), rows, inputs.columns, layout);
-    add_rms_norm(queue(), dtype(), x.accumulators(), inputs.delta ? delta.accumulators() : Accumulators(), weight.data(), epsilon,
+    add_rms_norm(queue(), dtype(), x.accumulators(),
+                 {.delta = inputs.delta ? delta.accumulators() : Accumulators(), .scale = inputs.scale}, weight.data(), epsilon,
                  out.activations());
     return {.x = x.read(stream()), .out = out.read(stream())};
   }
@@ -72,7 +74,7 @@ TEST_P(RowsTest, embed_widens_the_rows_of_the_tokens_and_gives_padding_token_0) 
     const DeviceBatch batch = batch_of(ids, 9);
     for (const RowLayout layout : {RowLayout(), aligned, misaligned}) {
       const DeviceRows out(stream(), DataType::Float32, 9, columns, layout);
-      embed(queue(), dtype(), table.data(), batch.view(), out.accumulators());
+      embed(queue(), dtype(), table.data(), batch.view(), 1.0F, out.accumulators());
       const Values got = out.read(stream());
       for (std::int32_t row = 0; row < 9; ++row) {
         const std::int32_t id = row < 5 ? ids[static_cast<std::size_t>(row)] : 0;
@@ -82,7 +84,37 @@ TEST_P(RowsTest, embed_widens_the_rows_of_the_tokens_and_gives_padding_token_0) 
   }
 }
 
+TEST_P(RowsTest, embed_scales_after_widening) {
+  constexpr std::int32_t columns = 66;
+  constexpr float scale = 11.3F;
+  const Values values = draw(dtype(), 3 * columns, 1);
+  const DeviceRows table(stream(), dtype(), 3, columns, values);
+  const DeviceBatch batch = batch_of({2, 1}, 2);
+  const DeviceRows out(stream(), DataType::Float32, 2, columns);
+  embed(queue(), dtype(), table.data(), batch.view(), scale, out.accumulators());
+  Values expected;
+  for (const std::int32_t id : {2, 1}) {
+    for (const float value : row_of(values, id, columns)) expected.push_back(scale * value);
+  }
+  EXPECT_TRUE(same_bits(out.read(stream()), expected));
+}
+
 // ---- add_rms_norm
+
+TEST_P(RowsTest, norm_adds_a_scaled_delta_in_one_rounding) {
+  for (const std::int32_t columns : {7, 130, 8204}) {
+    NormInputs inputs{.columns = columns,
+                      .x = draw(DataType::Float32, 2 * columns, 20),
+                      .delta = draw(DataType::Float32, 2 * columns, 21),
+                      .weight = draw(DataType::Float32, columns, 22),
+                      .scale = 0.37F};
+    const Norm got = run_norm(inputs);
+    NormInputs added{.columns = columns, .x = inputs.x, .delta = {}, .weight = inputs.weight};
+    for (std::size_t i = 0; i < added.x.size(); ++i) added.x[i] = std::fma(inputs.scale, (*inputs.delta)[i], inputs.x[i]);
+    EXPECT_TRUE(same_bits(got.x, added.x)) << columns;
+    EXPECT_TRUE(same_bits(got.out, run_norm(added).out)) << columns;
+  }
+}
 
 TEST_P(RowsTest, norm_matches_the_reference_and_adds_exactly) {
   constexpr std::int32_t rows = 3;
