@@ -43,6 +43,77 @@ TEST(BlockPool, hands_out_each_block_once_in_any_order_of_use) {
   }
 }
 
+constexpr BlockHash first_hash{.high = 1, .low = 1};
+constexpr BlockHash second_hash{.high = 1, .low = 2};
+
+TEST(BlockPool, a_cached_block_is_found_while_it_lies_free_and_no_longer_once_it_is_taken) {
+  BlockPool pool(2);
+  const BlockId block = pool.take();
+  EXPECT_TRUE(pool.cache(block, first_hash));
+  pool.give(block);
+  EXPECT_EQ(pool.find(first_hash), block);
+  EXPECT_EQ(pool.free_count(), 2) << "cached and without references is free";
+  EXPECT_NE(pool.take(), block);
+  EXPECT_EQ(pool.find(first_hash), block);
+  EXPECT_EQ(pool.take(), block);
+  EXPECT_EQ(pool.find(first_hash), std::nullopt);
+  EXPECT_EQ(pool.evicted(), 1u);
+  pool.check_integrity();
+}
+
+TEST(BlockPool, a_hit_takes_a_free_block_out_of_the_middle_of_the_free_list) {
+  BlockPool pool(3);
+  const BlockId first = pool.take();
+  const BlockId second = pool.take();
+  const BlockId third = pool.take();
+  EXPECT_TRUE(pool.cache(second, second_hash));
+  for (const BlockId block : {first, second, third}) pool.give(block);
+  pool.share(second);
+  pool.check_integrity();
+  EXPECT_EQ(pool.free_count(), 2);
+  EXPECT_EQ(pool.take(), first);
+  EXPECT_EQ(pool.take(), third);
+  EXPECT_EQ(pool.find(second_hash), second);
+}
+
+TEST(BlockPool, a_block_is_free_when_the_last_reference_is_given_back) {
+  BlockPool pool(2);
+  const BlockId block = pool.take();
+  EXPECT_TRUE(pool.cache(block, first_hash));
+  pool.share(block);
+  pool.share(block);
+  EXPECT_EQ(pool.shared_references(), 2);
+  pool.check_integrity();
+  pool.give(block);
+  pool.give(block);
+  EXPECT_EQ(pool.shared_references(), 0);
+  EXPECT_TRUE(pool.is_taken(block));
+  EXPECT_EQ(pool.free_count(), 1);
+  pool.give(block);
+  EXPECT_EQ(pool.free_count(), 2);
+  pool.check_integrity();
+}
+
+TEST(BlockPool, of_two_blocks_with_the_same_tokens_the_first_is_cached) {
+  BlockPool pool(2);
+  const BlockId first = pool.take();
+  const BlockId second = pool.take();
+  EXPECT_TRUE(pool.cache(first, first_hash));
+  EXPECT_FALSE(pool.cache(second, first_hash));
+  EXPECT_EQ(pool.find(first_hash), first);
+  EXPECT_FALSE(pool.is_cached(second));
+  EXPECT_EQ(pool.cached_count(), 1);
+}
+
+TEST(BlockPoolDeathTest, only_what_is_cached_or_taken_is_shared_and_nothing_is_cached_twice) {
+  BlockPool pool(2);
+  const BlockId block = pool.take();
+  EXPECT_TRUE(pool.cache(block, first_hash));
+  EXPECT_DEATH(pool.cache(block, second_hash), "free or cached");
+  EXPECT_DEATH(pool.share(BlockId{1}), "nothing to share");
+  EXPECT_DEATH(pool.cache(BlockId{1}, second_hash), "free or cached");
+}
+
 TEST(BlockPoolDeathTest, a_block_cannot_be_freed_twice) {
   BlockPool pool(2);
   const BlockId block = pool.take();

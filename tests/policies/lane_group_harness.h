@@ -8,12 +8,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "policies/lane_group.h"
@@ -43,6 +43,8 @@ struct NodeStream {
   std::optional<TimePoint> first_token;
   TimePoint last_token;
   std::vector<BlockId> blocks;  // of its last row
+  Text text;                    // what is known
+  bool admitted = false;        // holds blocks
 
   [[nodiscard]] std::int32_t known() const { return options.prompt_tokens + sampled; }
   [[nodiscard]] bool decoding() const { return sampled > 0 && computed == known() - 1 && !recomputing; }
@@ -72,9 +74,9 @@ class Node {
       : options_(options), group_(options.limits, Settings{.number = 1, .knobs = options.knobs}) {
     settings_ = group_.settings();
     steps_open_.resize(static_cast<std::size_t>(group_.lane_count()));
-    for (std::int32_t device = 0; device < options.limits.devices; ++device) {
-      contents_.emplace_back(static_cast<std::size_t>(options.limits.each.block_count));
-    }
+    for (std::int32_t device = 0; device < options.limits.devices; ++device)
+      memory_.emplace_back(options.limits.each, options.replay);
+    group_.watch_freed();
   }
 
   LaneGroup& group() { return group_; }
@@ -97,14 +99,23 @@ class Node {
   /// Adds a request that must be accepted.
   SequenceId add(const RequestOptions& request) {
     const SequenceId id{next_id_++};
+    NodeStream stream;
+    if (request.follows) {
+      stream.text = streams_.at(*request.follows).text;
+    } else {
+      fit(stream.text, request.shared_tokens, 1'000'000 + request.family);
+    }
+    fit(stream.text, request.prompt_tokens, id.value);
+    note_text(stream.text, 0);
+    const std::vector<BlockHash> prefix = hashes_of(stream.text);
     const Result<void> result = group_.add({.id = id,
                                             .arrival = now_,
                                             .prompt_tokens = request.prompt_tokens,
                                             .max_new_tokens = request.max_new_tokens,
                                             .ttft_target = request.ttft_target,
-                                            .itl_target = request.itl_target});
+                                            .itl_target = request.itl_target,
+                                            .prefix = prefix});
     EXPECT_TRUE(result.has_value()) << (result ? "" : result.error().message) << options_.replay;
-    NodeStream stream;
     stream.options = request;
     if (stream.options.output_tokens == 0) stream.options.output_tokens = request.max_new_tokens;
     stream.arrival = now_;
@@ -147,7 +158,6 @@ class Node {
     check_plan(LaneIndex{lane}, plan, before);
     for (std::size_t i = 0; i < step.rows.size(); ++i) {
       const PlannedRow& row = step.rows[i];
-      write(LaneIndex{lane}, row, step.blocks[i], Contents::Poison);
       streams_.at(row.id).in_step = LaneIndex{lane};
       streams_.at(row.id).lane = LaneIndex{lane};
       streams_.at(row.id).blocks = step.blocks[i];
@@ -209,7 +219,9 @@ class Node {
     if (!order) return std::nullopt;
     NodeCopy copy{.order = *order, .blocks = {order->blocks.begin(), order->blocks.end()}, .ordered = now_, .unwanted = {}};
     mix(order->epoch);
-    EXPECT_FALSE(copy.blocks.empty()) << options_.replay;
+    EXPECT_TRUE(!copy.blocks.empty() || order->state) << options_.replay;
+    EXPECT_TRUE(copy.blocks.empty() || options_.limits.each.blocks_hold_keys) << "blocks that hold nothing" << options_.replay;
+    if (order->state) check_source_state(*order);
     EXPECT_NE(group_.device_of(order->from), group_.device_of(order->to)) << options_.replay;
     for (const BlockCopy& block : copy.blocks) {
       check_source(*order, block.from);
@@ -227,12 +239,18 @@ class Node {
   void answer(std::uint64_t epoch, Answer what) {
     const auto found = find_copy(epoch);
     if (found != copies_.end()) {
+      const std::size_t items = found->blocks.size() + (found->order.state ? 1 : 0);  // a state comes last
       const std::size_t count = found->unwanted          ? (now_ - *found->unwanted < options_.limits.handoff_lease ? 1 : 0)
-                                : what == Answer::Failed ? found->blocks.size() / 2
-                                                         : found->blocks.size();
+                                : what == Answer::Failed ? items / 2
+                                                         : items;
+      MadeUpMemory& from = memory_of(found->order.from);
+      MadeUpMemory& to = memory_of(found->order.to);
       for (std::size_t i = 0; i < count; ++i) {
-        const BlockCopy& block = found->blocks[i];
-        contents_of(found->order.to, block.to) = contents_of(found->order.from, block.from);
+        if (i < found->blocks.size()) {
+          to.block(found->blocks[i].to) = from.block(found->blocks[i].from);
+        } else {
+          to.state(found->order.state->to) = from.state(found->order.state->from);
+        }
       }
       copies_.erase(found);
     }
@@ -259,6 +277,10 @@ class Node {
     const SchedulerCounts totals = group_.totals();
     EXPECT_EQ(totals.free_blocks, totals.block_count) << options_.replay;
     EXPECT_EQ(totals.running + totals.waiting, 0) << options_.replay;
+    EXPECT_EQ(totals.states_running, 0) << options_.replay;
+    std::int32_t live_states = 0;
+    for (const MadeUpMemory& memory : memory_) live_states += memory.live_states();
+    EXPECT_EQ(live_states, totals.states_snapshot) << "what is cached lives, all else is dead" << options_.replay;
     for (std::int32_t lane = 0; lane < group_.lane_count(); ++lane) {
       EXPECT_EQ(group_.counts(LaneIndex{lane}).reserved, 0) << options_.replay;
       EXPECT_EQ(group_.counts(LaneIndex{lane}).to_move, 0) << options_.replay;
@@ -267,58 +289,56 @@ class Node {
   }
 
  private:
-  enum class Contents : std::uint8_t { Tokens, Poison };
-  using Block = std::array<std::uint64_t, kv_block_tokens>;
-
-  static std::uint64_t token(SequenceId id, std::int32_t position) {
-    return id.value << 24U | static_cast<std::uint64_t>(position + 1);
-  }
-  Block& contents_of(LaneIndex lane, BlockId block) {
-    return contents_[static_cast<std::size_t>(group_.device_of(lane))][static_cast<std::size_t>(block.value)];
+  MadeUpMemory& memory_of(LaneIndex lane) { return memory_[static_cast<std::size_t>(group_.device_of(lane))]; }
+  static std::vector<BlockId> copy_of(std::span<const BlockId> blocks) { return {blocks.begin(), blocks.end()}; }
+  void note_text(const Text& text, std::size_t from) {
+    for (std::size_t i = from; i < text.size(); ++i) position_of_[text[i]] = static_cast<std::int32_t>(i);
   }
   std::vector<NodeCopy>::iterator find_copy(std::uint64_t epoch) {
     return std::find_if(copies_.begin(), copies_.end(), [&](const NodeCopy& copy) { return copy.order.epoch == epoch; });
   }
   void mix(std::uint64_t value) { fingerprint_ = (fingerprint_ ^ value) * 0x100000001b3ULL; }
 
+  // After each call of the group: what died, and which copies nobody wants any more.
   void watch_copies() {
+    for (std::int32_t device = 0; device < options_.limits.devices; ++device) {
+      const std::vector<BlockId> blocks = copy_of(group_.take_freed(device));
+      memory_[static_cast<std::size_t>(device)].kill(blocks, group_.take_freed_states(device));
+    }
     for (NodeCopy& copy : copies_) {
       if (!copy.unwanted && !group_.wants(copy.order.epoch)) copy.unwanted = now_;
     }
   }
 
-  void write(LaneIndex lane, const PlannedRow& row, const std::vector<BlockId>& blocks, Contents what) {
-    for (std::int32_t position = row.begin; position < row.begin + row.count; ++position) {
-      Block& block = contents_of(lane, blocks[static_cast<std::size_t>(position / kv_block_tokens)]);
-      block[static_cast<std::size_t>(position % kv_block_tokens)] = what == Contents::Tokens ? token(row.id, position) : 0;
-    }
-  }
-
-  // All that came before stands where the row will read it.
-  void check_contents(LaneIndex lane, const PlannedRow& row, const std::vector<BlockId>& blocks) {
-    for (std::int32_t position = 0; position < row.begin; ++position) {
-      const Block& block = contents_of(lane, blocks[static_cast<std::size_t>(position / kv_block_tokens)]);
-      if (block[static_cast<std::size_t>(position % kv_block_tokens)] == token(row.id, position)) continue;
-      ADD_FAILURE() << "sequence " << row.id.value << " in lane " << lane.value << " does not find its token " << position
-                    << options_.replay;
-      return;
-    }
-  }
-
-  // A block to be copied holds tokens of one sequence, all of them up to what is computed, and no step is writing them.
+  // A block to be copied holds tokens of one text. Where it is not full, its sequence stands still.
   void check_source(const CopyOrder& order, BlockId from) {
-    const Block& block = contents_of(order.from, from);
-    const SequenceId id{block[0] >> 24U};
-    const auto found = streams_.find(id);
-    ASSERT_TRUE(found != streams_.end() && !found->second.ended)
+    const MadeUpMemory::Block& block = memory_of(order.from).block(from);
+    ASSERT_TRUE(position_of_.contains(block[0]))
         << "a copy of block " << from.value << " which nobody computed" << options_.replay;
-    const std::int32_t first = static_cast<std::int32_t>(block[0] & 0xffffffU) - 1;
-    const std::int32_t last = std::min(first + kv_block_tokens, found->second.computed);
-    EXPECT_TRUE(last == first + kv_block_tokens || !found->second.in_step)
-        << "sequence " << id.value << " goes on while its last block is copied" << options_.replay;
-    for (std::int32_t position = first; position < last; ++position) {
-      EXPECT_EQ(block[static_cast<std::size_t>(position - first)], token(id, position)) << options_.replay;
+    const std::int32_t first = position_of_.at(block[0]);
+    std::int32_t last = first;
+    for (std::int32_t i = 1; i < kv_block_tokens; ++i) {
+      const auto found = position_of_.find(block[static_cast<std::size_t>(i)]);
+      if (found == position_of_.end() || found->second != first + i) break;
+      last = found->second;
     }
+    if (last == first + kv_block_tokens - 1) return;
+    const bool stands_still = std::any_of(live_.begin(), live_.end(), [&](SequenceId id) {
+      const NodeStream& stream = streams_.at(id);
+      return !stream.in_step && stream.computed == last + 1 &&
+             stream.text[static_cast<std::size_t>(last)] == block[static_cast<std::size_t>(last - first)];
+    });
+    EXPECT_TRUE(stands_still) << "block " << from.value << " is copied before it is full" << options_.replay;
+  }
+
+  // A state to be copied is that of a sequence that stands still, after all that it has computed.
+  void check_source_state(const CopyOrder& order) {
+    const std::uint64_t held = memory_of(order.from).state(order.state->from);
+    const bool stands_still = std::any_of(live_.begin(), live_.end(), [&](SequenceId id) {
+      const NodeStream& stream = streams_.at(id);
+      return !stream.in_step && stream.computed > 0 && stream.text[static_cast<std::size_t>(stream.computed - 1)] == held;
+    });
+    EXPECT_TRUE(held != 0 && stands_still) << "state " << order.state->from.value << " is copied too early" << options_.replay;
   }
 
   bool in_open_step(LaneIndex lane, BlockId block) const {
@@ -337,6 +357,7 @@ class Node {
     EXPECT_FALSE(stream.ended) << "sequence " << id.value << options_.replay;
     EXPECT_FALSE(stream.in_step) << "sequence " << id.value << " lost its blocks within a step" << options_.replay;
     stream.computed = 0;
+    stream.admitted = false;
     stream.recomputing = stream.sampled > 0;
     ++stream.preemptions;
     ++preemptions_;
@@ -348,9 +369,15 @@ class Node {
     std::int32_t tokens = 0;
     std::int32_t last_chunks = 0;
     std::set<SequenceId> ids;
-    std::set<BlockId> blocks;
+    check_writes(plan, options_.replay);
     for (const PlannedRow& row : plan.rows) {
-      const NodeStream& stream = streams_.at(row.id);
+      NodeStream& stream = streams_.at(row.id);
+      if (!stream.admitted) {
+        EXPECT_TRUE(row.begin % kv_block_tokens == 0 && row.begin < stream.known()) << options_.replay;
+        EXPECT_TRUE(row.begin == 0 || options_.limits.each.prefix_caching.enabled) << options_.replay;
+        stream.computed = row.begin;
+        stream.admitted = true;
+      }
       EXPECT_FALSE(stream.ended) << "sequence " << row.id.value << options_.replay;
       EXPECT_FALSE(stream.in_step) << "sequence " << row.id.value << " is in two steps" << options_.replay;
       EXPECT_EQ(row.begin, stream.computed) << "a hole or a repetition in sequence " << row.id.value << options_.replay;
@@ -360,7 +387,6 @@ class Node {
       EXPECT_TRUE(ids.insert(row.id).second) << "a sequence twice in a step" << options_.replay;
       EXPECT_EQ(static_cast<std::int32_t>(row.blocks.size()), blocks_for_tokens(row.begin + row.count)) << options_.replay;
       for (const BlockId block : row.blocks) {
-        EXPECT_TRUE(blocks.insert(block).second) << "a block in two rows" << options_.replay;
         for (const NodeCopy& copy : copies_) {
           if (copy.unwanted || group_.device_of(copy.order.to) != group_.device_of(lane)) continue;
           for (const BlockCopy& copied : copy.blocks) {
@@ -368,7 +394,7 @@ class Node {
           }
         }
       }
-      check_contents(lane, row, step(lane.value).blocks[static_cast<std::size_t>(&row - plan.rows.data())]);
+      memory_of(lane).begin(row, row.blocks, stream.text);
       if (row.samples && !row.decode && stream.will_decode()) ++last_chunks;
       tokens += row.count;
       mix(row.id.value);
@@ -407,8 +433,7 @@ class Node {
   void book(LaneIndex lane, const PlannedRow& row, const std::vector<BlockId>& blocks) {
     NodeStream& stream = streams_.at(row.id);
     stream.in_step.reset();
-    check_contents(lane, row, blocks);
-    write(lane, row, blocks, Contents::Tokens);
+    memory_of(lane).end(row, blocks, stream.text);
     if (stream.ended) {  // cancelled meanwhile
       if (row.samples) outcomes_.push_back({.id = row.id, .finished = (row.id.value & 1U) != 0});
       return;
@@ -416,6 +441,8 @@ class Node {
     stream.computed += row.count;
     if (!row.samples) return;
     ++stream.sampled;
+    say(stream.text);
+    note_text(stream.text, stream.text.size() - 1);
     stream.recomputing = false;
     stream.last_token = now_;
     if (!stream.first_token) {
@@ -424,6 +451,8 @@ class Node {
     }
     const bool finished = stream.sampled == stream.options.output_tokens;
     outcomes_.push_back({.id = row.id, .finished = finished});
+    const auto length = static_cast<std::int32_t>(stream.text.size());
+    if (length % kv_block_tokens == 0) outcomes_.back().filled = hash_of_block(stream.text, length / kv_block_tokens - 1);
     if (finished) finish(row.id);
   }
 
@@ -443,8 +472,9 @@ class Node {
   std::map<SequenceId, NodeStream> streams_;
   std::vector<SequenceId> live_;  // oldest first
   std::vector<NodeStep> steps_open_;
-  std::vector<NodeCopy> copies_;              // ordered and not answered
-  std::vector<std::vector<Block>> contents_;  // by device
+  std::vector<NodeCopy> copies_;                                 // ordered and not answered
+  std::vector<MadeUpMemory> memory_;                             // by device
+  std::unordered_map<std::uint64_t, std::int32_t> position_of_;  // of every number in a text
   std::vector<RowOutcome> outcomes_;
 };
 

@@ -16,6 +16,7 @@ struct LaneGroupPropertyOptions {
   std::int32_t devices = 1;
   std::int32_t lanes_per_device = 1;
   Lockstep lockstep = Lockstep::Off;
+  ModelShape model = all_models[0];
   std::int32_t steps = 0;
   std::string executable;  // these two for the line that replays a failure
   std::string test;
@@ -27,6 +28,8 @@ struct LaneGroupPropertyResult {
   std::uint64_t preemptions = 0;
   std::uint64_t cancels = 0;
   std::uint64_t ended = 0;
+  std::uint64_t prefix_hits = 0;
+  std::uint64_t evicted_snapshots = 0;
   HandoffCounts handoffs;
 
   void operator+=(const LaneGroupPropertyResult& other) {
@@ -34,6 +37,8 @@ struct LaneGroupPropertyResult {
     preemptions += other.preemptions;
     cancels += other.cancels;
     ended += other.ended;
+    prefix_hits += other.prefix_hits;
+    evicted_snapshots += other.evicted_snapshots;
     handoffs.moved += other.handoffs.moved;
     handoffs.copied += other.handoffs.copied;
     handoffs.failed += other.handoffs.failed;
@@ -101,6 +106,7 @@ class RandomLife {
     limits.max_handoffs = draw(1, 3) == 1 ? draw(1, 2) : draw(2, 16);
     limits.handoff_lease = std::chrono::milliseconds(draw(5, 60));
     limits.lockstep = options_.lockstep;
+    shape_limits(options_.model, limits.each, [this](std::int32_t low, std::int32_t high) { return draw(low, high); });
     return limits;
   }
 
@@ -129,6 +135,10 @@ class RandomLife {
     request.output_tokens = draw(1, 3) == 1 ? draw(1, request.max_new_tokens) : request.max_new_tokens;
     request.ttft_target = std::chrono::milliseconds(draw(0, 3) == 0 ? draw(0, 20) : draw(20, 2000));
     request.itl_target = std::chrono::milliseconds(draw(0, 3) == 0 ? draw(0, 3) : draw(3, 100));
+    if (options_.model.caching) {
+      share_text(request, node_.streams(), node_.streams().size(), longest,
+                 [this](std::int32_t low, std::int32_t high) { return draw(low, high); });
+    }
     node_.add(request);
   }
 
@@ -301,6 +311,8 @@ class RandomLife {
             .preemptions = node_.preemptions(),
             .cancels = cancels_,
             .ended = node_.streams().size(),
+            .prefix_hits = node_.group().totals().prefix_hits,
+            .evicted_snapshots = node_.group().totals().evicted_snapshots,
             .handoffs = node_.group().handoffs()};
   }
 
@@ -336,11 +348,12 @@ inline constexpr NodeShape all_shapes[] = {{1, 1, Lockstep::Off}, {1, 2, Lockste
                                            {4, 1, Lockstep::On},  {3, 1, Lockstep::Aligned}, {4, 1, Lockstep::Aligned}};
 
 inline LaneGroupPropertyResult run_random_life(const NodeShape& shape, std::uint64_t seed, std::int32_t steps,
-                                               const std::string& executable) {
+                                               const std::string& executable, const ModelShape& model = all_models[0]) {
   RandomLife life({.seed = seed,
                    .devices = shape.devices,
                    .lanes_per_device = shape.lanes_per_device,
                    .lockstep = shape.lockstep,
+                   .model = model,
                    .steps = steps,
                    .executable = executable,
                    .test = name_of_running_test()});

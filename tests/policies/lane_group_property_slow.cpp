@@ -27,6 +27,22 @@ TEST_P(LaneGroupPropertyAtLength, contracts_hold_over_random_steps) {
   }
 }
 
+TEST_P(LaneGroupPropertyAtLength, contracts_hold_with_states_and_a_prefix_cache) {
+  for (const ModelShape& model : all_models) {
+    SCOPED_TRACE(model.name);
+    LaneGroupPropertyResult total;
+    const std::vector<std::uint64_t> seeds = seeds_from(1000, 90000);
+    for (const std::uint64_t seed : seeds) {
+      total += run_random_life(GetParam(), seed, seed % 20 == 0 ? 3000 : 250, "policies_slow_tests", model);
+      if (HasFailure()) return;
+      if (total.steps >= steps_at_least / 2) break;
+    }
+    if (seeds.size() == 1) continue;
+    EXPECT_EQ(total.prefix_hits > 1000u, model.caching);
+    EXPECT_EQ(total.evicted_snapshots > 500u, model.caching && model.recurrent);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Nodes, LaneGroupPropertyAtLength, testing::ValuesIn(all_shapes),
                          [](const auto& parameter) { return name_of(parameter.param); });
 

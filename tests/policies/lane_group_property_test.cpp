@@ -31,10 +31,29 @@ TEST_P(LaneGroupProperty, contracts_hold_over_random_steps) {
   }
 }
 
+TEST_P(LaneGroupProperty, contracts_hold_with_states_and_a_prefix_cache) {
+  for (const ModelShape& model : all_models) {
+    SCOPED_TRACE(model.name);
+    LaneGroupPropertyResult total;
+    const std::vector<std::uint64_t> seeds = seeds_from(1, 10);
+    for (const std::uint64_t seed : seeds) {
+      total += run_random_life(GetParam(), seed, 150, "policies_tests", model);
+      if (HasFailure()) return;
+    }
+    if (seeds.size() == 1) continue;
+    EXPECT_EQ(total.prefix_hits > (model.few_states ? 0u : 100u), model.caching);
+    EXPECT_EQ(total.evicted_snapshots > 10u, model.caching && model.recurrent);
+    if (GetParam().devices > 1) {
+      EXPECT_GT(total.handoffs.copied, 10u);
+    }
+  }
+}
+
 TEST_P(LaneGroupProperty, same_seed_same_plans_and_copies) {
-  for (const std::uint64_t seed : seeds_from(100, 3)) {
-    EXPECT_EQ(run_random_life(GetParam(), seed, 200, "policies_tests").fingerprint,
-              run_random_life(GetParam(), seed, 200, "policies_tests").fingerprint)
+  for (const std::uint64_t seed : seeds_from(100, 7)) {
+    const ModelShape& model = all_models[seed % std::size(all_models)];
+    EXPECT_EQ(run_random_life(GetParam(), seed, 200, "policies_tests", model).fingerprint,
+              run_random_life(GetParam(), seed, 200, "policies_tests", model).fingerprint)
         << "seed " << seed;
   }
 }

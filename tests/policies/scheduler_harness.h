@@ -16,6 +16,7 @@
 
 #include "policies/accounting.h"
 #include "policies/scheduler.h"
+#include "tests/policies/made_up_memory.h"
 
 namespace rubato::policies {
 
@@ -53,6 +54,9 @@ struct RequestOptions {
   std::int32_t output_tokens = 0;  // 0: max_new_tokens
   Duration ttft_target = std::chrono::milliseconds(500);
   Duration itl_target = std::chrono::milliseconds(50);
+  std::int32_t shared_tokens = 0;  // at the start of the prompt: those of its family
+  std::uint64_t family = 0;
+  std::optional<SequenceId> follows{};  // begins with that one's text instead, output included
 };
 
 /// What a client saw of one request.
@@ -75,17 +79,22 @@ struct Stream {
   Duration largest_gap{};
   std::int32_t steps_in_largest_gap = 0;
   std::uint64_t last_token_step = 0;
+  Text text;  // what is known
+  std::int32_t cached_tokens = 0;
 
   [[nodiscard]] bool decoding() const {
     return running && sampled > 0 && options.prompt_tokens + sampled - computed == 1 && !recomputing;
   }
   bool recomputing = false;  // after a preemption, until it samples again
+  bool admitted = false;     // ever
 };
 
 class World {
  public:
   explicit World(const WorldOptions& options)
-      : options_(options), scheduler_(options.limits, Settings{.number = 1, .knobs = options.knobs}) {
+      : options_(options),
+        scheduler_(options.limits, Settings{.number = 1, .knobs = options.knobs}),
+        memory_(options.limits, options.replay) {
     settings_ = scheduler_.settings();
   }
 
@@ -98,19 +107,27 @@ class World {
   Stream& stream(SequenceId id) { return streams_.at(id); }
   std::function<Duration(const StepFeatures&)> cost = step_cost;
 
-  Result<void> try_add(SequenceId id, const RequestOptions& request) {
+  Result<void> try_add(SequenceId id, const RequestOptions& request, std::span<const BlockHash> prefix = {}) {
     return scheduler_.add({.id = id,
                            .arrival = now_,
                            .prompt_tokens = request.prompt_tokens,
                            .max_new_tokens = request.max_new_tokens,
                            .ttft_target = request.ttft_target,
-                           .itl_target = request.itl_target});
+                           .itl_target = request.itl_target,
+                           .prefix = prefix});
   }
 
   /// Adds a request that must be accepted.
   SequenceId add(const RequestOptions& request) {
     const SequenceId id{next_id_++};
-    const Result<void> result = try_add(id, request);
+    Text text;
+    if (request.follows) {
+      text = streams_.at(*request.follows).text;
+    } else {
+      fit(text, request.shared_tokens, 1'000'000 + request.family);
+    }
+    fit(text, request.prompt_tokens, id.value);
+    const Result<void> result = try_add(id, request, hashes_of(text));
     EXPECT_TRUE(result.has_value()) << (result ? "" : result.error().message) << options_.replay;
     Stream stream;
     stream.options = request;
@@ -118,6 +135,7 @@ class World {
     stream.arrival = now_;
     stream.number = id.value;
     stream.added_at_step = steps_;
+    stream.text = std::move(text);
     streams_.emplace(id, stream);
     live_.push_back(id);
     return id;
@@ -167,6 +185,11 @@ class World {
     }
     EXPECT_EQ(scheduler_.counts().free_blocks, options_.limits.block_count) << options_.replay;
     EXPECT_EQ(scheduler_.counts().running + scheduler_.counts().waiting, 0) << options_.replay;
+    EXPECT_EQ(scheduler_.counts().states_running, 0) << options_.replay;
+    if (options_.limits.prefix_caching.enabled) {
+      EXPECT_EQ(scheduler_.counts().prefix_hits, hits_) << options_.replay;
+      EXPECT_EQ(scheduler_.counts().prefix_queries, queries_) << options_.replay;
+    }
     scheduler_.check_integrity();
   }
 
@@ -184,6 +207,7 @@ class World {
       mix(static_cast<std::uint64_t>(row.begin));
       mix(static_cast<std::uint64_t>(row.count));
       for (const BlockId block : row.blocks) mix(static_cast<std::uint64_t>(block.value));
+      if (row.state) mix(static_cast<std::uint64_t>(row.state->to.value));
     }
     for (const SequenceId id : plan.preempted) mix(id.value);
     on_plan(plan);
@@ -204,12 +228,14 @@ class World {
     std::int32_t tokens = 0;
     bool prefill_seen = false;
     std::vector<std::uint64_t> ids;
-    std::vector<std::int32_t> blocks;
     StepFeatures features;
     for (const PlannedRow& row : plan.rows) {
       Stream& stream = streams_.at(row.id);
       const std::int32_t known = stream.options.prompt_tokens + stream.sampled;
       EXPECT_FALSE(stream.ended) << "sequence " << row.id.value << options_.replay;
+      if (!stream.running) {
+        note_start(row, stream, known);
+      }
       EXPECT_EQ(row.begin, stream.computed) << "a hole or a repetition in sequence " << row.id.value << options_.replay;
       EXPECT_GE(row.count, 1) << options_.replay;
       EXPECT_LE(row.begin + row.count, known) << options_.replay;
@@ -222,7 +248,7 @@ class World {
       row.decode ? features.add_decode(row.begin + 1) : features.add_chunk(row.begin, row.count);
       tokens += row.count;
       ids.push_back(row.id.value);
-      for (const BlockId block : row.blocks) blocks.push_back(block.value);
+      memory_.begin(row, row.blocks, stream.text);
       EXPECT_EQ(std::count(plan.preempted.begin(), plan.preempted.end(), row.id), 0) << options_.replay;
     }
     EXPECT_LE(tokens, knobs.max_num_batched_tokens) << options_.replay;
@@ -232,13 +258,24 @@ class World {
     EXPECT_LE(running, std::max(knobs.max_num_seqs, running_before)) << "admitted while draining" << options_.replay;
     std::sort(ids.begin(), ids.end());
     EXPECT_TRUE(std::adjacent_find(ids.begin(), ids.end()) == ids.end()) << "a sequence twice in a step" << options_.replay;
-    std::sort(blocks.begin(), blocks.end());
-    EXPECT_TRUE(std::adjacent_find(blocks.begin(), blocks.end()) == blocks.end()) << "a block in two rows" << options_.replay;
+    check_writes(plan, options_.replay);
     EXPECT_EQ(plan.features.tokens, tokens) << options_.replay;
     EXPECT_EQ(plan.features.decode_rows, features.decode_rows) << options_.replay;
     EXPECT_EQ(plan.features.prefill_rows, features.prefill_rows) << options_.replay;
     EXPECT_DOUBLE_EQ(plan.features.attention, features.attention) << options_.replay;
     EXPECT_DOUBLE_EQ(plan.features.context, features.context) << options_.replay;
+  }
+
+  // It has just been admitted: what the prefix cache had of it is computed already.
+  void note_start(const PlannedRow& row, Stream& stream, std::int32_t known) {
+    stream.computed = row.begin;
+    EXPECT_TRUE(row.begin % kv_block_tokens == 0 && row.begin < known) << row.begin << " of " << known << options_.replay;
+    EXPECT_TRUE(row.begin == 0 || options_.limits.prefix_caching.enabled) << options_.replay;
+    if (!stream.admitted) stream.cached_tokens = row.begin;
+    stream.admitted = true;
+    hits_ += static_cast<std::uint64_t>(row.begin);
+    queries_ += static_cast<std::uint64_t>(known);
+    EXPECT_EQ(row.cached_tokens, stream.cached_tokens) << options_.replay;
   }
 
   void book(const StepPlan& plan) {
@@ -252,6 +289,7 @@ class World {
     count_prefill_gap(plan);
     for (const PlannedRow& row : plan.rows) {
       Stream& stream = streams_.at(row.id);
+      memory_.end(row, row.blocks, stream.text);
       stream.running = true;
       stream.decode_gap = 0;
       stream.computed += row.count;
@@ -267,7 +305,10 @@ class World {
       stream.last_token = now_;
       stream.last_token_step = steps_;
       const bool finished = stream.sampled == stream.options.output_tokens;
+      say(stream.text);
+      const auto length = static_cast<std::int32_t>(stream.text.size());
       outcomes_.push_back({.id = row.id, .finished = finished});
+      if (length % kv_block_tokens == 0) outcomes_.back().filled = hash_of_block(stream.text, length / kv_block_tokens - 1);
       if (finished) finish(row.id);
     }
   }
@@ -283,7 +324,8 @@ class World {
       if (stream.running) ++running;
       blocks += blocks_for_tokens(stream.options.prompt_tokens + stream.options.max_new_tokens);
     }
-    return running < settings_.knobs.max_num_seqs && blocks <= options_.limits.block_count;
+    const bool state = options_.limits.state_count == 0 || running < options_.limits.state_count;
+    return state && running < settings_.knobs.max_num_seqs && blocks <= options_.limits.block_count;
   }
 
   // The oldest unfinished prefill, in steps in which nothing but the plan held it back: it was running, or could have been
@@ -304,6 +346,7 @@ class World {
     }
     const std::int32_t quantum = std::min(min_prefill_quantum, std::max(1, settings_.knobs.max_num_batched_tokens / 2));
     const std::int32_t rest = stream.options.prompt_tokens + stream.sampled - stream.computed;
+    // What it had from the prefix cache when it was admitted counts as computed before this step, as the rows say.
     const bool preempted_now = std::count(plan.preempted.begin(), plan.preempted.end(), *oldest) > 0;
     if (got >= std::min(quantum, rest)) {
       prefill_gap_ = 0;
@@ -339,6 +382,9 @@ class World {
 
   WorldOptions options_;
   Scheduler scheduler_;
+  MadeUpMemory memory_;
+  std::uint64_t hits_ = 0;
+  std::uint64_t queries_ = 0;
   Settings settings_;
   TimePoint now_{std::chrono::seconds(1)};
   std::uint64_t next_id_ = 1;

@@ -15,6 +15,7 @@ struct PropertyOptions {
   std::uint64_t seed = 0;
   PriorityPolicy policy = PriorityPolicy::Deadline;
   bool change_policy = false;
+  ModelShape model = all_models[0];
   std::int32_t steps = 0;
   std::string executable;  // these two for the line that replays a failure
   std::string test;
@@ -39,7 +40,24 @@ struct PropertyResult {
   std::uint64_t preemptions = 0;
   std::uint64_t cancels = 0;
   std::uint64_t ended = 0;
+  SchedulerCounts counts;
 };
+
+/// Lets a request begin as others do: with what its family begins with, or with all that was said in an earlier one.
+template <class Streams, class Draw>
+void share_text(RequestOptions& request, const Streams& streams, std::uint64_t newest, std::int32_t longest, Draw&& draw) {
+  const std::int32_t kind = draw(1, 4);
+  if (kind == 1) return;
+  request.family = static_cast<std::uint64_t>(draw(0, 2));
+  request.shared_tokens = kind == 2 ? request.prompt_tokens : draw(0, request.prompt_tokens);
+  if (kind != 4 || newest == 0) return;
+  const SequenceId earlier{
+      newest - static_cast<std::uint64_t>(draw(0, static_cast<std::int32_t>(std::min<std::uint64_t>(newest - 1, 12))))};
+  const auto length = static_cast<std::int32_t>(streams.at(earlier).text.size()) + draw(0, 20);
+  if (length + request.max_new_tokens > longest) return;
+  request.follows = earlier;
+  request.prompt_tokens = length;
+}
 
 inline PropertyResult run_random_life(const PropertyOptions& options) {
   std::mt19937_64 random(options.seed * 1000 + static_cast<std::uint64_t>(options.policy));
@@ -54,6 +72,7 @@ inline PropertyResult run_random_life(const PropertyOptions& options) {
   limits.max_waiting = draw(1, 40);
   limits.token_tile = draw(1, 3) == 1 ? 1 : draw(1, 160);
   limits.growth_reserve_tokens = draw(0, 2) == 0 ? default_growth_reserve_tokens : draw(0, 40);
+  shape_limits(options.model, limits, draw);
   const auto draw_knobs = [&] {
     KnobValues knobs;
     const std::int32_t kind = draw(1, 3);
@@ -80,6 +99,7 @@ inline PropertyResult run_random_life(const PropertyOptions& options) {
       request.output_tokens = draw(1, 3) == 1 ? draw(1, request.max_new_tokens) : request.max_new_tokens;
       request.ttft_target = std::chrono::milliseconds(draw(0, 3) == 0 ? draw(0, 20) : draw(20, 2000));
       request.itl_target = std::chrono::milliseconds(draw(0, 3) == 0 ? draw(0, 3) : draw(3, 100));
+      if (options.model.caching) share_text(request, world.streams(), world.streams().size(), longest, draw);
       world.add(request);
     }
     if (draw(1, 40) == 1 && !world.live().empty()) {
@@ -98,6 +118,7 @@ inline PropertyResult run_random_life(const PropertyOptions& options) {
   }
   if (!testing::Test::HasFailure()) world.drain(40 * tokens + 1000);
   result.fingerprint = world.fingerprint();
+  result.counts = world.scheduler().counts();
   result.preemptions = world.scheduler().counts().preemptions;
   result.steps = world.steps();
   result.ended = world.streams().size();

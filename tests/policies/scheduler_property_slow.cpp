@@ -7,13 +7,14 @@ namespace {
 
 constexpr std::uint64_t steps_at_least = 100000;
 
-void run_at_length(PriorityPolicy policy, bool change_policy) {
+void run_at_length(PriorityPolicy policy, bool change_policy, const ModelShape& model = all_models[0]) {
   PropertyResult total;
   const std::vector<std::uint64_t> seeds = seeds_from(1000, 90000);
   for (const std::uint64_t seed : seeds) {
     const PropertyResult result = run_random_life({.seed = seed,
                                                    .policy = policy,
                                                    .change_policy = change_policy,
+                                                   .model = model,
                                                    .steps = seed % 20 == 0 ? 5000 : 400,
                                                    .executable = "policies_slow_tests",
                                                    .test = name_of_running_test()});
@@ -36,6 +37,13 @@ TEST_P(SchedulerPropertyAtLength, contracts_hold_over_random_steps) {
 }
 TEST_P(SchedulerPropertyAtLength, contracts_hold_while_the_policy_changes) {
   run_at_length(GetParam(), true);
+}
+
+TEST_P(SchedulerPropertyAtLength, contracts_hold_with_states_and_a_prefix_cache) {
+  for (const ModelShape& model : all_models) {
+    SCOPED_TRACE(model.name);
+    run_at_length(GetParam(), true, model);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Policies, SchedulerPropertyAtLength, testing::ValuesIn(all_policies),

@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a scheduler finds in its prefix cache, when it keeps what, and who holds which slot of recurrent state, rule by rule.
+#include <gtest/gtest.h>
+
+#include "policies/scheduler.h"
+#include "tests/policies/scheduler_harness.h"
+
+namespace rubato::policies {
+namespace {
+
+constexpr std::int32_t block = kv_block_tokens;
+
+struct Shape {
+  std::int32_t block_count = 64;
+  std::int32_t state_count = 0;
+  bool attention = true;
+  std::int32_t snapshot_tokens = 1024;
+  std::int32_t max_num_seqs = 8;
+  std::int32_t budget = 512;
+};
+
+WorldOptions options(const Shape& shape) {
+  return {.limits = {.max_model_len = 1024,
+                     .max_num_seqs = shape.max_num_seqs,
+                     .max_waiting = 64,
+                     .block_count = shape.block_count,
+                     .state_count = shape.state_count,
+                     .blocks_hold_keys = shape.attention,
+                     .prefix_caching = {.enabled = true, .snapshot_tokens = shape.snapshot_tokens},
+                     .token_tile = 1,
+                     .growth_reserve_tokens = 0},
+          .knobs = {.max_num_batched_tokens = shape.budget,
+                    .max_num_seqs = shape.max_num_seqs,
+                    .priority_policy = PriorityPolicy::DecodeFirst},
+          .replay = ""};
+}
+
+struct PrefixCache : testing::Test {
+  void start(const Shape& shape) {
+    world.emplace(options(shape));
+    world->on_plan = [this](const StepPlan& plan) { rows = plan.rows; };
+  }
+  /// A request of the first family whose whole prompt is the family's.
+  SequenceId add(std::int32_t prompt, std::int32_t output = 1, std::int32_t shared = 1024, std::uint64_t family = 0) {
+    return world->add(
+        {.prompt_tokens = prompt, .max_new_tokens = output, .shared_tokens = std::min(shared, prompt), .family = family});
+  }
+  /// Runs one request alone to its end; the tokens that its first row found computed.
+  std::int32_t hit_of(std::int32_t prompt, std::int32_t shared = 1024, std::uint64_t family = 0) {
+    const SequenceId id = add(prompt, 1, shared, family);
+    world->drain(1000);
+    return world->stream(id).cached_tokens;
+  }
+  [[nodiscard]] SchedulerCounts counts() { return world->scheduler().counts(); }
+  const PlannedRow& row_of(SequenceId id) {
+    const auto found = std::find_if(rows.begin(), rows.end(), [id](const PlannedRow& row) { return row.id == id; });
+    EXPECT_NE(found, rows.end()) << "sequence " << id.value << " has no row";
+    return *found;
+  }
+
+  std::optional<World> world;
+  std::vector<PlannedRow> rows;  // of the last plan
+};
+
+TEST_F(PrefixCache, the_longest_run_of_cached_blocks_is_found_and_the_last_token_is_always_computed) {
+  start({});
+  EXPECT_EQ(hit_of(4 * block), 0);
+  EXPECT_EQ(hit_of(4 * block), 3 * block) << "a hit on all would leave nothing to sample from";
+  EXPECT_EQ(hit_of(4 * block + 1), 4 * block);
+  EXPECT_EQ(hit_of(6 * block, 2 * block + 5), 2 * block) << "the third block is its own";
+  EXPECT_EQ(hit_of(block), 0);
+  EXPECT_EQ(hit_of(6 * block, 6 * block, 1), 0) << "another family";
+  EXPECT_EQ(counts().prefix_hits, static_cast<std::uint64_t>(9 * block));
+  EXPECT_EQ(counts().prefix_queries, static_cast<std::uint64_t>(25 * block + 1));
+}
+
+TEST_F(PrefixCache, a_block_is_found_when_it_has_been_computed_and_not_before) {
+  start({.budget = 3 * block});
+  const SequenceId first = add(5 * block);
+  ASSERT_TRUE(world->step());
+  EXPECT_EQ(row_of(first).count, 3 * block);
+  const SequenceId second = add(5 * block);  // three of the five have been computed
+  world->cancel(first);
+  world->drain(100);
+  EXPECT_EQ(world->stream(second).cached_tokens, 3 * block);
+}
+
+TEST_F(PrefixCache, those_who_start_in_one_step_do_not_find_each_other) {
+  start({});
+  const SequenceId first = add(4 * block, 2);
+  const SequenceId second = add(4 * block, 2);
+  ASSERT_TRUE(world->step());
+  EXPECT_EQ(row_of(first).begin + row_of(second).begin, 0);
+  world->scheduler().check_integrity();
+  EXPECT_EQ(counts().cached_blocks, 4) << "of two with the same tokens one is kept";
+  world->drain(100);
+}
+
+TEST_F(PrefixCache, an_abandoned_step_makes_nothing_findable) {
+  start({.state_count = 4});
+  Scheduler& scheduler = world->scheduler();
+  const SequenceId id = add(4 * block, 2);
+  ASSERT_EQ(scheduler.plan(world->now()).rows.size(), 1u);
+  scheduler.abandon();
+  scheduler.check_integrity();
+  EXPECT_EQ(counts().cached_blocks, 0);
+  EXPECT_EQ(counts().states_snapshot, 0);
+  EXPECT_EQ(counts().states_running, 1) << "it is still there";
+  world->drain(100);
+  EXPECT_EQ(world->stream(id).cached_tokens, 0);
+}
+
+TEST_F(PrefixCache, what_an_output_filled_is_found_by_who_follows) {
+  start({});
+  const SequenceId first = add(block + 3, 2 * block);
+  world->drain(100);
+  // 3 * block + 3 known, the last of them not computed.
+  const SequenceId second = world->add({.prompt_tokens = 4 * block, .max_new_tokens = 1, .follows = first});
+  world->drain(100);
+  EXPECT_EQ(world->stream(second).cached_tokens, 3 * block);
+}
+
+TEST_F(PrefixCache, blocks_in_use_by_others_are_shared_and_count_once) {
+  start({.block_count = 20, .budget = 256});
+  const SequenceId first = add(12 * block, 20);
+  ASSERT_TRUE(world->step());
+  const SequenceId second = add(12 * block + 2, 20);
+  ASSERT_TRUE(world->step());
+  // Thirteen and thirteen, less the twelve that both have.
+  EXPECT_EQ(row_of(second).begin, 12 * block);
+  EXPECT_TRUE(std::equal(row_of(second).blocks.begin(), row_of(second).blocks.begin() + 12, row_of(first).blocks.begin()));
+  EXPECT_EQ(counts().free_blocks, 20 - 14);
+  world->scheduler().check_integrity();
+  const SequenceId third = add(12 * block + 2, 20);
+  ASSERT_TRUE(world->step());
+  EXPECT_EQ(row_of(third).begin, 12 * block) << "fits because only one block is new";
+  world->cancel(first);
+  ASSERT_TRUE(world->step()) << "what it shared stays with the others";
+  world->drain(100);
+}
+
+TEST_F(PrefixCache, cached_blocks_give_way_to_new_ones_tails_before_heads) {
+  start({.block_count = 8, .max_num_seqs = 1});
+  EXPECT_EQ(hit_of(6 * block), 0);
+  EXPECT_EQ(hit_of(5 * block, 5 * block, 1), 0) << "takes the two that were never used and three of the others";
+  EXPECT_EQ(counts().evicted_blocks, 3u);
+  EXPECT_EQ(hit_of(4 * block), 3 * block) << "the first three of the first one";
+}
+
+TEST_F(PrefixCache, a_preempted_sequence_finds_what_it_had_and_its_output_too) {
+  start({.block_count = 10, .max_num_seqs = 2});
+  const SequenceId older = add(2 * block, 4 * block, 0);
+  const SequenceId younger = add(2 * block, 4 * block, 0);
+  bool found_output = false;
+  world->on_plan = [&](const StepPlan& plan) {
+    for (const PlannedRow& row : plan.rows) {
+      found_output = found_output || (row.id == younger && !row.decode && row.begin >= 3 * block);
+      EXPECT_EQ(row.cached_tokens, 0) << "of the first admission";
+    }
+  };
+  world->drain(1000);
+  EXPECT_GE(world->stream(younger).preemptions, 1);
+  EXPECT_EQ(world->stream(older).preemptions, 0);
+  EXPECT_TRUE(found_output);
+}
+
+TEST_F(PrefixCache, a_hit_counts_as_computed_for_the_oldest_prefills_service_and_for_the_budget) {
+  start({.budget = 64});
+  EXPECT_EQ(hit_of(20 * block), 0);
+  const SequenceId hit = add(20 * block + 8, 4);
+  const SequenceId other = add(40, 4, 0);
+  ASSERT_TRUE(world->step());
+  EXPECT_EQ(row_of(hit).begin, 20 * block);
+  EXPECT_EQ(row_of(hit).count, 8);
+  EXPECT_TRUE(row_of(hit).samples);
+  EXPECT_EQ(row_of(other).count, 40) << "the rest of the budget";
+  world->drain(100);
+}
+
+TEST_F(PrefixCache, every_running_sequence_has_a_slot_and_no_more_run_than_there_are) {
+  start({.state_count = 2});
+  for (int i = 0; i < 3; ++i) add(20, 4, 0);
+  ASSERT_TRUE(world->step());
+  EXPECT_EQ(rows.size(), 2u);
+  EXPECT_EQ(counts().running, 2);
+  EXPECT_EQ(counts().states_running, 2);
+  for (const PlannedRow& row : rows) EXPECT_FALSE(row.state->from) << "from zeros";
+  ASSERT_TRUE(world->step());
+  for (const PlannedRow& row : rows) EXPECT_EQ(row.state->from, row.state->to) << "from its own";
+  world->drain(100);
+  EXPECT_EQ(counts().states_running, 0);
+}
+
+TEST_F(PrefixCache, a_snapshot_is_kept_at_the_last_full_block_of_a_prompt_and_a_hit_begins_from_it) {
+  start({.state_count = 4});
+  const SequenceId first = add(3 * block + 5, 2);
+  ASSERT_TRUE(world->step());
+  ASSERT_TRUE(row_of(first).state->save);
+  EXPECT_EQ(row_of(first).state->save->tokens, 3 * block);
+  const StateId snapshot = row_of(first).state->save->to;
+  world->drain(100);
+  EXPECT_EQ(counts().states_snapshot, 1);
+  const SequenceId second = add(3 * block + 9, 2);
+  ASSERT_TRUE(world->step());
+  EXPECT_EQ(row_of(second).begin, 3 * block);
+  EXPECT_EQ(row_of(second).state->from, snapshot);
+  EXPECT_NE(row_of(second).state->to, snapshot);
+  EXPECT_FALSE(row_of(second).state->save) << "there is one at that point already";
+  ASSERT_TRUE(world->step());
+  EXPECT_EQ(row_of(second).state->from, row_of(second).state->to);
+  world->drain(100);
+}
+
+TEST_F(PrefixCache, a_prompt_of_whole_blocks_keeps_its_snapshot_one_block_before_its_end) {
+  start({.state_count = 4});
+  const SequenceId id = add(3 * block);
+  ASSERT_TRUE(world->step());
+  ASSERT_TRUE(row_of(id).state->save);
+  EXPECT_EQ(row_of(id).state->save->tokens, 2 * block) << "at its end nobody could begin: the last token is always computed";
+  world->drain(100);
+}
+
+TEST_F(PrefixCache, snapshots_are_kept_at_regular_distances_by_chunks_and_by_decodes) {
+  start({.state_count = 6, .snapshot_tokens = 2 * block, .budget = 3 * block + 4});
+  const SequenceId id = add(4 * block + 4, 2 * block);
+  std::vector<std::int32_t> kept;
+  world->on_plan = [&](const StepPlan& plan) {
+    for (const PlannedRow& row : plan.rows) {
+      if (row.state->save) kept.push_back(row.begin + row.state->save->tokens);
+    }
+  };
+  world->drain(100);
+  EXPECT_EQ(world->stream(id).sampled, 2 * block);
+  EXPECT_EQ(kept, (std::vector<std::int32_t>{2 * block, 4 * block, 6 * block})) << "the last one by a decode row";
+}
+
+TEST_F(PrefixCache, without_a_snapshot_at_a_block_a_recurrent_model_cannot_begin_there) {
+  start({.state_count = 4});
+  EXPECT_EQ(hit_of(6 * block + 1), 0);
+  EXPECT_EQ(hit_of(5 * block, 5 * block), 0) << "five blocks are cached, the only snapshot is at six";
+  EXPECT_EQ(hit_of(9 * block, 7 * block), 6 * block);
+}
+
+TEST_F(PrefixCache, a_model_without_keys_needs_the_snapshot_alone) {
+  start({.block_count = 8, .state_count = 4, .attention = false, .max_num_seqs = 2});
+  EXPECT_EQ(hit_of(6 * block + 1), 0);
+  EXPECT_EQ(hit_of(7 * block, 7 * block, 1), 0) << "all blocks have been taken since";
+  EXPECT_EQ(hit_of(6 * block + 4), 6 * block);
+  EXPECT_EQ(counts().free_blocks, 8);
+}
+
+TEST_F(PrefixCache, running_sequences_take_the_slots_of_snapshots_longest_unused_first) {
+  start({.state_count = 3});
+  EXPECT_EQ(hit_of(2 * block + 1, 1024, 1), 0);
+  EXPECT_EQ(hit_of(2 * block + 1, 1024, 2), 0);
+  EXPECT_EQ(counts().states_snapshot, 2);
+  EXPECT_EQ(hit_of(2 * block + 1, 1024, 1), 2 * block) << "and is the latest now";
+  add(5, 4, 0);
+  add(5, 4, 0);
+  ASSERT_TRUE(world->step());
+  EXPECT_EQ(counts().states_running, 2);
+  EXPECT_EQ(counts().states_snapshot, 1);
+  world->drain(100);
+  EXPECT_EQ(hit_of(2 * block + 1, 1024, 1), 2 * block);
+  EXPECT_EQ(hit_of(2 * block + 1, 1024, 2), 0);
+}
+
+TEST_F(PrefixCache, where_the_only_slot_is_the_snapshots_own_the_hit_is_forgotten) {
+  start({.state_count = 1, .max_num_seqs = 1});
+  EXPECT_EQ(hit_of(2 * block + 1), 0);
+  EXPECT_EQ(counts().states_snapshot, 0) << "the one slot works";
+  start({.state_count = 2, .max_num_seqs = 2});
+  EXPECT_EQ(hit_of(2 * block + 1), 0);
+  EXPECT_EQ(counts().states_snapshot, 1);
+  add(5, 8, 0);
+  const SequenceId second = add(2 * block + 3, 2);
+  ASSERT_TRUE(world->step());
+  EXPECT_EQ(row_of(second).begin, 0);
+  EXPECT_EQ(counts().states_snapshot, 0);
+  world->drain(100);
+}
+
+TEST_F(PrefixCache, a_snapshot_that_a_planned_row_begins_from_is_not_given_away_by_that_plan) {
+  start({.state_count = 3, .max_num_seqs = 3});
+  EXPECT_EQ(hit_of(2 * block + 1), 0);
+  const SequenceId hit = add(2 * block + 3, 3);
+  const SequenceId other = add(2 * block + 3, 3, 0, 7);
+  ASSERT_TRUE(world->step());  // one slot each, and the snapshot
+  EXPECT_EQ(row_of(hit).begin, 2 * block);
+  EXPECT_FALSE(row_of(other).state->save) << "no slot is left that nobody needs";
+  EXPECT_EQ(counts().states_snapshot, 1);
+  const SequenceId third = add(5, 2, 0);
+  ASSERT_TRUE(world->step());
+  EXPECT_EQ(row_of(third).count, 5) << "the hit has begun: the snapshot may go";
+  EXPECT_EQ(counts().states_snapshot, 0);
+  world->drain(100);
+}
+
+TEST_F(PrefixCache, of_a_request_without_hashes_nothing_is_cached) {
+  start({.state_count = 4});
+  Scheduler& scheduler = world->scheduler();
+  ASSERT_TRUE(world->try_add(SequenceId{99}, {.prompt_tokens = 40, .max_new_tokens = 1}));
+  const StepPlan& plan = scheduler.plan(world->now());
+  ASSERT_EQ(plan.rows.size(), 1u);
+  EXPECT_FALSE(plan.rows[0].state->save);
+  const RowOutcome outcome{.id = SequenceId{99}, .finished = true};
+  scheduler.complete({&outcome, 1}, world->now(), std::chrono::milliseconds(1));
+  EXPECT_EQ(counts().cached_blocks + counts().states_snapshot, 0);
+  scheduler.check_integrity();
+}
+
+}  // namespace
+}  // namespace rubato::policies
