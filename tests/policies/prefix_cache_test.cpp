@@ -241,6 +241,15 @@ TEST_F(PrefixCache, without_a_snapshot_at_a_block_a_recurrent_model_cannot_begin
   EXPECT_EQ(hit_of(9 * block, 7 * block), 6 * block);
 }
 
+TEST_F(PrefixCache, a_snapshot_is_kept_where_a_sequence_leaves_what_others_have_computed) {
+  for (const bool attention : {true, false}) {
+    start({.state_count = 6, .attention = attention});
+    EXPECT_EQ(hit_of(9 * block, 5 * block + 3), 0);
+    EXPECT_EQ(hit_of(9 * block, 5 * block + 3), 0) << "no snapshot where they part";
+    EXPECT_EQ(hit_of(9 * block, 5 * block + 3), 5 * block) << "the second one kept it";
+  }
+}
+
 TEST_F(PrefixCache, a_model_without_keys_needs_the_snapshot_alone) {
   start({.block_count = 8, .state_count = 4, .attention = false, .max_num_seqs = 2});
   EXPECT_EQ(hit_of(6 * block + 1), 0);
