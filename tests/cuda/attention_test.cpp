@@ -282,6 +282,28 @@ TEST_F(AttentionTest, the_largest_head_runs_on_plain_lanes) {
             tolerance(model.dtype));
 }
 
+/// 1 / sqrt(64) is a power of two: twice the scale is twice the query, bit for bit.
+TEST_F(AttentionTest, scores_are_scaled_as_the_plan_says) {
+  for (const Model& model : {Model{DataType::BFloat16, 4, 1, 64}, Model{DataType::Float32, 2, 1, 64}}) {
+    SCOPED_TRACE(model.text());
+    std::vector<Sequence> sequences = draw_sequences(model, {70}, 5);
+    assign_blocks(sequences, 1);
+    const auto scaled = [&](std::optional<float> scale) {
+      Step step = prepare(model, sequences, {{0, 30, 40}}, {});
+      step.plan.scale = scale;
+      plan_attention(queue(), step.plan, step.batch->view());
+      queue_attention(step);
+      return read(step);
+    };
+    const Values plain = scaled(std::nullopt);
+    EXPECT_TRUE(same_bits(scaled(0.125F), plain));
+    const Values twice = scaled(0.25F);
+    EXPECT_FALSE(same_bits(twice, plain));
+    for (float& value : sequences[0].queries) value *= 2;
+    EXPECT_TRUE(same_bits(scaled(std::nullopt), twice));
+  }
+}
+
 TEST_F(AttentionTest, scores_beyond_the_range_of_exp_stay_exact) {
   for (const Model& model : {Model{DataType::BFloat16, 4, 1, 64}, Model{DataType::Float32, 2, 1, 16}}) {
     SCOPED_TRACE(model.text());

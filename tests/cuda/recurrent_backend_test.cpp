@@ -195,7 +195,7 @@ TEST_P(CudaRecurrent, bits_do_not_depend_on_chunks_company_slots_or_graphs) {
   for (const bool graphs : {false, true}) {
     SCOPED_TRACE(graphs ? "graphs" : "eager");
     if (graphs) {
-      auto shapes = runner.backend().build_shapes({.tokens = {8, 32, 80}, .decode_max = 4}, {});
+      auto shapes = runner.backend().build_shapes({.tokens = {8, 32, 80}, .decode_max = 80}, {});
       ASSERT_TRUE(shapes) << shapes.error().message;
       EXPECT_EQ(runner.backend().use_shapes(std::move(*shapes)), nullptr);
     }

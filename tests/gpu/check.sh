@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Builds, tests and benches the CUDA engine on a GPU machine that has a C++20 compiler, CMake, CUDA 13 and nothing else: the engine alone,
 # its tests on the real device, one table of figures. Libraries come from folders that travel with the tree:
-#   tests/gpu/check.sh [MODEL]       MODEL: 8b (default), 1b or tiny
+#   tests/gpu/check.sh [MODEL...]    MODEL: 8b, 1b, tiny, mamba2 or hybrid; by default 8b and mamba2
 #   GOOGLETEST=/usr/src/googletest   the sources (Debian: googletest)
 #   JSON_INCLUDE=/usr/include        where nlohmann/json.hpp is (Debian: nlohmann-json3-dev)
 # `tests/gpu/check.sh --pack FOLDER` copies both into FOLDER/googletest and FOLDER/include on a machine that has them.
@@ -17,7 +17,7 @@ if [ "${1:-}" = --pack ]; then
   exit 0
 fi
 
-model=${1:-8b}
+[ $# -gt 0 ] || set -- 8b mamba2
 packed=build/gpu-packages
 googletest=${GOOGLETEST:-$([ -d $packed/googletest ] && echo "$PWD/$packed/googletest" || echo /usr/src/googletest)}
 json=${JSON_INCLUDE:-$([ -d $packed/include ] && echo "$PWD/$packed/include" || echo /usr/include)}
@@ -32,4 +32,4 @@ echo "== testing on the device"
 build/gpu/tests/cuda/cuda_tests --gtest_brief=1
 
 echo "== measuring"
-build/gpu/tests/gpu/cuda_bench "$model"
+for model in "$@"; do build/gpu/tests/gpu/cuda_bench "$model"; done

@@ -114,6 +114,8 @@ void products(const ModelConfig& config, const cuda::DeviceFacts& device, std::i
   const cuda::Stream stream = must(cuda::Stream::make());
   const auto library = must(cuda::MatmulLibrary::make(device, DataType::BFloat16));
   const std::int32_t query = config.heads * config.head_size;
+  const std::int32_t projected = config.mamba2 ? config.mamba2->projected() : 0;
+  const std::int32_t inner = config.mamba2 ? config.mamba2->inner() : 0;
   struct Shape {
     const char* name;
     std::int32_t outputs;
@@ -124,10 +126,13 @@ void products(const ModelConfig& config, const cuda::DeviceFacts& device, std::i
                           {"attention output", config.hidden_size, query, DataType::Float32},
                           {"gate and up", 2 * config.feed_forward, config.hidden_size, DataType::BFloat16},
                           {"down", config.hidden_size, config.feed_forward, DataType::Float32},
+                          {"recurrent input", projected, config.hidden_size, DataType::Float32},
+                          {"recurrent output", config.hidden_size, inner, DataType::Float32},
                           {"head", config.vocabulary, config.hidden_size, DataType::Float32}};
   std::printf("%-22s %16s %12s %12s %12s %10s\n", "products", "outputs x inputs", "candidates", "bit-equal", "share",
               "probing s");
   for (const Shape& shape : shapes) {
+    if (shape.outputs == 0 || shape.inputs == 0) continue;  // the model has no such product
     const cuda::DeviceMemory weights = must(cuda::DeviceMemory::make(std::int64_t{shape.outputs} * shape.inputs * 2));
     fill_random(weights);
     cuda::MatmulPlan plan{.shape = {.outputs = shape.outputs, .inputs = shape.inputs, .out_dtype = shape.out},
@@ -153,6 +158,27 @@ SyntheticModel model_named(const std::string& name) {
             .feed_forward = 8192,
             .vocabulary = 128256,
             .tied_embeddings = true};
+  // The shapes of Mamba2 2.7B, and of a hybrid of 9B.
+  if (name == "mamba2")
+    return {.architecture = Architecture::Mamba2,
+            .hidden_size = 2560,
+            .layers = 64,
+            .mamba_heads = 80,
+            .mamba_head_size = 64,
+            .state_size = 128,
+            .vocabulary = 50288};
+  if (name == "hybrid")
+    return {.architecture = Architecture::Hybrid,
+            .hidden_size = 4096,
+            .layers = 32,
+            .heads = 32,
+            .kv_heads = 8,
+            .feed_forward = 14336,
+            .attention_every = 8,
+            .mamba_heads = 128,
+            .mamba_head_size = 64,
+            .state_size = 128,
+            .vocabulary = 128256};
   return {.hidden_size = 4096, .layers = 32, .heads = 32, .kv_heads = 8, .feed_forward = 14336, .vocabulary = 128256};
 }
 
@@ -165,6 +191,7 @@ class Bench {
     backend_ = must(make_cuda_backend(config_, *weights,
                                       {.dtype = DataType::BFloat16,
                                        .block_count = blocks_per_sequence * rows_max,
+                                       .state_count = config_.mamba2 ? rows_max : 0,
                                        .max_tokens_per_step = 4096,
                                        .max_rows = rows_max,
                                        .max_model_len = 8192},
@@ -245,8 +272,9 @@ class Bench {
       swap();
       const double bytes =
           static_cast<double>(weight_bytes(config_, DataType::BFloat16)) +
-          static_cast<double>(rows) * context * static_cast<double>(config_.kv_bytes_per_token(DataType::BFloat16));
-      // The copy counts reads and writes; decoding only reads.
+          static_cast<double>(rows) * (context * static_cast<double>(config_.kv_bytes_per_token(DataType::BFloat16)) +
+                                       2 * static_cast<double>(config_.state_bytes()));
+      // The copy counts reads and writes; decoding only reads, but for states.
       std::printf("batch %-16d %12.2f %12.2f %14.0f %11.0f%%\n", rows, 1e3 * eager, 1e3 * graph, rows / graph,
                   100 * bytes / graph / bandwidth_peak_);
     }
@@ -293,6 +321,9 @@ class Bench {
                         .blocks = std::span(blocks).subspan(static_cast<std::size_t>(row.sequence) * blocks_per_sequence,
                                                             blocks_per_sequence),
                         .sampling = &*bench.sampling_});
+        if (!bench.config_.mamba2) continue;
+        const StateId slot{row.sequence};
+        rows.back().state = StateUse{.from = row.position > 0 ? std::optional(slot) : std::nullopt, .to = slot, .save = {}};
       }
     }
     StepRows(const StepRows&) = delete;
