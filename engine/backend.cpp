@@ -20,6 +20,22 @@ struct Range {
   std::int64_t max;
 };
 
+constexpr std::int64_t shape_max = 1 << 24;
+
+void check_state(const ModelConfig& config, const BackendOptions& options, const StepRow& row) {
+  CHECK(row.state.has_value() == config.mamba2.has_value(), "position=", row.position);
+  if (!row.state) return;
+  const StateUse& use = *row.state;
+  const auto in_range = [&](StateId state) { return state.value >= 0 && state.value < options.state_count; };
+  CHECK(use.from.has_value() == (row.position > 0), "position=", row.position);
+  CHECK(!use.from || in_range(*use.from), "from=", use.from->value, " count=", options.state_count);
+  CHECK(in_range(use.to), "to=", use.to.value, " count=", options.state_count);
+  if (!use.save) return;
+  CHECK(in_range(use.save->to), "save=", use.save->to.value, " count=", options.state_count);
+  CHECK(use.save->to != use.to && (!use.from || use.save->to != *use.from), "save=", use.save->to.value);
+  CHECK(use.save->tokens >= 1 && use.save->tokens <= static_cast<std::int32_t>(row.tokens.size()), "tokens=", use.save->tokens);
+}
+
 void check_row(const ModelConfig& config, const BackendOptions& options, const StepRow& row) {
   const std::int64_t end = static_cast<std::int64_t>(row.position) + static_cast<std::int64_t>(row.tokens.size());
   CHECK(!row.tokens.empty());
@@ -32,6 +48,73 @@ void check_row(const ModelConfig& config, const BackendOptions& options, const S
     CHECK(block >= 0 && block < options.block_count, "block=", block, " count=", options.block_count);
   }
   for (const TokenId token : row.tokens) CHECK(token >= 0 && token < config.vocabulary, "token=", token);
+  check_state(config, options, row);
+}
+
+Result<void> check_ranges(std::span<const Range> ranges) {
+  for (const Range& range : ranges) {
+    if (range.value >= 1 && range.value <= range.max) continue;
+    return unexpected(ErrorCode::InvalidArgument, range.name,
+                      std::string("backend: ") + range.name + " " + std::to_string(range.value) + " is outside 1.." +
+                          std::to_string(range.max));
+  }
+  return {};
+}
+
+Result<void> check_attention(const ModelConfig& config) {
+  const Range ranges[] = {
+      {"heads", config.heads, 65536}, {"kv_heads", config.kv_heads, 65536}, {"head_size", config.head_size, 4096}};
+  if (Result<void> checked = check_ranges(ranges); !checked) return checked;
+  if (config.heads % config.kv_heads != 0) {
+    return unexpected(
+        ErrorCode::InvalidArgument, "heads",
+        "backend: heads " + std::to_string(config.heads) + " is not a multiple of kv_heads " + std::to_string(config.kv_heads));
+  }
+  if (config.head_size % 2 != 0) {
+    return unexpected(ErrorCode::InvalidArgument, "head_size",
+                      "backend: head_size " + std::to_string(config.head_size) + " is odd; rope needs pairs");
+  }
+  const std::int64_t qkv =
+      (static_cast<std::int64_t>(config.heads) + 2 * static_cast<std::int64_t>(config.kv_heads)) * config.head_size;
+  if (qkv > shape_max) {
+    return unexpected(
+        ErrorCode::InvalidArgument, "heads",
+        "backend: (heads + 2 kv_heads) * head_size is " + std::to_string(qkv) + ", more than " + std::to_string(shape_max));
+  }
+  return {};
+}
+
+Result<void> check_mamba2(const Mamba2Config& mamba2, const BackendOptions& options) {
+  const Range ranges[] = {
+      {"mamba2 heads", mamba2.heads, 65536},         {"mamba2 head_size", mamba2.head_size, 4096},
+      {"mamba2 groups", mamba2.groups, 65536},       {"mamba2 state_size", mamba2.state_size, 4096},
+      {"mamba2 window", mamba2.window, 64},          {"mamba2 norm_groups", mamba2.norm_groups, shape_max},
+      {"state_count", options.state_count, 1 << 24},
+  };
+  if (Result<void> checked = check_ranges(ranges); !checked) return checked;
+  const std::int64_t inner = static_cast<std::int64_t>(mamba2.heads) * mamba2.head_size;
+  const std::int64_t projected = 2 * inner + std::int64_t{2} * mamba2.groups * mamba2.state_size + mamba2.heads;
+  if (projected > shape_max) {
+    return unexpected(
+        ErrorCode::InvalidArgument, "mamba2 heads",
+        "backend: mamba2 layers project to " + std::to_string(projected) + " columns, more than " + std::to_string(shape_max));
+  }
+  if (mamba2.heads % mamba2.groups != 0) {
+    return unexpected(ErrorCode::InvalidArgument, "mamba2 heads",
+                      "backend: mamba2 heads " + std::to_string(mamba2.heads) + " is not a multiple of mamba2 groups " +
+                          std::to_string(mamba2.groups));
+  }
+  if (inner % mamba2.norm_groups != 0) {
+    return unexpected(ErrorCode::InvalidArgument, "mamba2 norm_groups",
+                      "backend: mamba2 norm_groups " + std::to_string(mamba2.norm_groups) + " does not divide the " +
+                          std::to_string(inner) + " columns that are normalised");
+  }
+  if (!(mamba2.time_step_min >= 0.0F && mamba2.time_step_min <= mamba2.time_step_max)) {
+    return unexpected(ErrorCode::InvalidArgument, "mamba2 time_step_min",
+                      "backend: mamba2 time_step_min " + std::to_string(mamba2.time_step_min) + " is outside 0.." +
+                          std::to_string(mamba2.time_step_max) + ", which is time_step_max");
+  }
+  return {};
 }
 
 }  // namespace
@@ -72,42 +155,36 @@ std::int64_t weight_bytes(const ModelConfig& config, DataType dtype) {
 }
 
 Result<void> check_backend_options(const ModelConfig& config, const BackendOptions& options) {
-  constexpr std::int64_t shape_max = 1 << 24;
   const Range ranges[] = {
       {"hidden_size", config.hidden_size, shape_max},
       {"layers", config.layers, 4096},
-      {"heads", config.heads, 65536},
-      {"kv_heads", config.kv_heads, 65536},
-      {"head_size", config.head_size, 4096},
-      {"feed_forward", config.feed_forward, shape_max},
       {"vocabulary", config.vocabulary, shape_max},
       {"block_count", options.block_count, 1 << 30},
       {"max_tokens_per_step", options.max_tokens_per_step, 1 << 19},
       {"max_rows", options.max_rows, 1 << 16},
       {"max_model_len", options.max_model_len, 1 << 22},
       {"threads", options.threads, 1024},
+      // One sublayer at least must know what came before.
+      {"sublayers", config.count_of(SublayerKind::Attention) + config.count_of(SublayerKind::Mamba2), 8192},
   };
-  for (const Range& range : ranges) {
-    if (range.value >= 1 && range.value <= range.max) continue;
-    return unexpected(ErrorCode::InvalidArgument, range.name,
-                      std::string("backend: ") + range.name + " " + std::to_string(range.value) + " is outside 1.." +
-                          std::to_string(range.max));
+  if (Result<void> checked = check_ranges(ranges); !checked) return checked;
+  if (config.count_of(SublayerKind::FeedForward) > 0) {
+    const Range feed_forward[] = {{"feed_forward", config.feed_forward, shape_max}};
+    if (Result<void> checked = check_ranges(feed_forward); !checked) return checked;
   }
-  if (config.heads % config.kv_heads != 0) {
-    return unexpected(
-        ErrorCode::InvalidArgument, "heads",
-        "backend: heads " + std::to_string(config.heads) + " is not a multiple of kv_heads " + std::to_string(config.kv_heads));
+  if (config.count_of(SublayerKind::Attention) > 0) {
+    if (Result<void> checked = check_attention(config); !checked) return checked;
   }
-  if (config.head_size % 2 != 0) {
-    return unexpected(ErrorCode::InvalidArgument, "head_size",
-                      "backend: head_size " + std::to_string(config.head_size) + " is odd; rope needs pairs");
+  const bool recurrent = config.count_of(SublayerKind::Mamba2) > 0;
+  if (recurrent != config.mamba2.has_value()) {
+    return unexpected(ErrorCode::InvalidArgument, "mamba2",
+                      "backend: mamba2 has shapes if and only if there are such sublayers; there are " +
+                          std::to_string(config.count_of(SublayerKind::Mamba2)));
   }
-  const std::int64_t qkv =
-      (static_cast<std::int64_t>(config.heads) + 2 * static_cast<std::int64_t>(config.kv_heads)) * config.head_size;
-  if (qkv > shape_max) {
-    return unexpected(
-        ErrorCode::InvalidArgument, "heads",
-        "backend: (heads + 2 kv_heads) * head_size is " + std::to_string(qkv) + ", more than " + std::to_string(shape_max));
+  if (recurrent) return check_mamba2(*config.mamba2, options);
+  if (options.state_count != 0) {
+    return unexpected(ErrorCode::InvalidArgument, "state_count",
+                      "backend: state_count " + std::to_string(options.state_count) + " is not 0, though no layer is recurrent");
   }
   return {};
 }

@@ -94,6 +94,8 @@ struct AttentionTask {
   AttentionScratch scratch;
 };
 
+inline constexpr std::int32_t window_max = 64;  // of a convolution
+
 /// Some channels of one sequence through a recurrent layer's convolution, all its tokens. Rows of states and taps are whole lane
 /// groups, zero past the last channel; those of in and out end with it.
 struct ConvolveTask {
@@ -101,7 +103,7 @@ struct ConvolveTask {
   std::int64_t in_stride = 0;
   std::int32_t tokens = 0;
   std::int32_t channels = 0;    // from here on, of this task
-  std::int32_t window = 0;      // inputs that an output sees
+  std::int32_t window = 0;      // inputs that an output sees, at most window_max
   const float* taps = nullptr;  // [window][taps_stride]
   std::int64_t taps_stride = 0;
   const float* bias = nullptr;

@@ -19,18 +19,30 @@ HWY_INLINE void keep_inputs(const ConvolveTask& task, std::int32_t tokens, float
   }
 }
 
-inline void convolve(const ConvolveTask& task) {
-  for (std::int32_t token = 0; token < task.tokens; ++token) {
-    float* out = task.out + token * task.out_stride;
-    for (std::int32_t channel = 0; channel < task.channels; channel += group_columns) {
-      Group sum = load(task.bias + channel);
-      for (std::int32_t tap = 0; tap < task.window; ++tap) {
-        const float* in = convolve_input(task, token - (task.window - 1) + tap);
-        const Group value = in == nullptr ? splat(0.0F) : load_first(in + channel, task.channels - channel);
-        sum = multiply_add(load(task.taps + tap * task.taps_stride + channel), value, sum);
-      }
-      store_first(silu(sum), out + channel, task.channels - channel);
+/// out = silu(bias + sum of taps * inputs) for the channels [first, end) of one token, whose window of inputs is in rows.
+template <bool Whole>
+HWY_INLINE void convolve_channels(const ConvolveTask& task, const float* const* rows, std::int32_t first, std::int32_t end,
+                                  float* out) {
+  for (std::int32_t channel = first; channel < end; channel += group_columns) {
+    const std::int32_t live = Whole ? group_columns : end - channel;
+    Group sum = load(task.bias + channel);
+    for (std::int32_t tap = 0; tap < task.window; ++tap) {
+      const float* in = rows[tap];
+      const Group value = in == nullptr ? splat(0.0F) : load_first(in + channel, live);
+      sum = multiply_add(load(task.taps + tap * task.taps_stride + channel), value, sum);
     }
+    store_first(silu(sum), out + channel, live);
+  }
+}
+
+inline void convolve(const ConvolveTask& task) {
+  const std::int32_t whole = task.channels / group_columns * group_columns;
+  for (std::int32_t token = 0; token < task.tokens; ++token) {
+    const float* rows[window_max];
+    for (std::int32_t tap = 0; tap < task.window; ++tap) rows[tap] = convolve_input(task, token - (task.window - 1) + tap);
+    float* out = task.out + token * task.out_stride;
+    convolve_channels<true>(task, rows, 0, whole, out);
+    convolve_channels<false>(task, rows, whole, task.channels, out);
   }
   if (task.save != nullptr) keep_inputs(task, task.save_tokens, task.save);
   keep_inputs(task, task.tokens, task.to);

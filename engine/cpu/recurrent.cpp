@@ -41,7 +41,7 @@ std::int64_t tokens_of(std::span<const SequenceSpan> sequences) {
 
 Result<void> CpuOps::make_states(const RecurrentShape& shape) {
   CHECK(shape.layers >= 1 && shape.heads >= 1 && shape.head_size >= 1 && shape.groups >= 1 && shape.state_size >= 1 &&
-            shape.window >= 1 && shape.state_count >= 1 && shape.heads % shape.groups == 0,
+            shape.window >= 1 && shape.window <= window_max && shape.state_count >= 1 && shape.heads % shape.groups == 0,
         "heads=", shape.heads, " groups=", shape.groups);
   StateLayout layout;
   layout.channels = whole_groups(shape.channels());

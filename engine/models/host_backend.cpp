@@ -41,6 +41,7 @@ HostBackend::HostBackend(const ModelConfig& config, const BackendOptions& option
   selected_.reserve(rows);
   sampling_rows_.reserve(rows);
   valid_.resize(rows);
+  state_writers_.resize(static_cast<std::size_t>(options.state_count));
   sample_row_ = [this](std::int32_t index) { sample_row(index); };
 }
 
@@ -161,8 +162,31 @@ Result<void> HostBackend::copy_blocks(const Backend& source, const CacheCopies& 
   return {};
 }
 
+void HostBackend::check_states_apart(std::span<const StepRow> rows) {
+  const auto writer = [this](StateId state) -> std::int32_t& { return state_writers_[static_cast<std::size_t>(state.value)]; };
+  const auto for_written = [&rows](auto&& function) {
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      if (!rows[i].state) continue;
+      function(rows[i].state->to, static_cast<std::int32_t>(i) + 1);
+      if (rows[i].state->save) function(rows[i].state->save->to, static_cast<std::int32_t>(i) + 1);
+    }
+  };
+  for_written([&](StateId state, std::int32_t row) {
+    CHECK(writer(state) == 0, "state=", state.value, " rows=", writer(state) - 1, " and ", row - 1);
+    writer(state) = row;
+  });
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (!rows[i].state || !rows[i].state->from) continue;
+    const StateId from = *rows[i].state->from;
+    CHECK(writer(from) == 0 || writer(from) == static_cast<std::int32_t>(i) + 1, "state=", from.value, " read by row ", i,
+          " and written by row ", writer(from) - 1);
+  }
+  for_written([&](StateId state, std::int32_t) { writer(state) = 0; });
+}
+
 void HostBackend::flatten(std::span<const StepRow> rows) {
   check_step(config_, options_, rows);
+  check_states_apart(rows);
   tokens_.clear();
   sequences_.clear();
   selected_.clear();

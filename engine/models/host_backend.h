@@ -87,6 +87,8 @@ class HostBackend final : public Backend {
   HostBackend(const ModelConfig& config, const BackendOptions& options, std::unique_ptr<HostOps> ops, Decoder model,
               std::string description);
   void flatten(std::span<const StepRow> rows);
+  /// CHECKs that no row touches a state that another one writes in the same step.
+  void check_states_apart(std::span<const StepRow> rows);
   /// From the embedding to the samples of the step that flatten() laid out.
   void compute(StepResult& result);
   [[nodiscard]] Result<void> check_source(const HostBackend& source) const;
@@ -104,7 +106,8 @@ class HostBackend final : public Backend {
   std::vector<SequenceSpan> sequences_;
   std::vector<std::int32_t> selected_;  // index in tokens_ of each sampling row's last token
   std::vector<const StepRow*> sampling_rows_;
-  std::vector<char> valid_;  // vector<bool> cannot be written by several threads
+  std::vector<std::int32_t> state_writers_;  // by slot: 1 + index of the row that writes it; zeros between steps
+  std::vector<char> valid_;                  // vector<bool> cannot be written by several threads
   Matrix logits_;
   StepResult* result_ = nullptr;
   std::function<void(std::int32_t)> sample_row_;  // made once: run() allocates nothing

@@ -182,6 +182,23 @@ TEST_P(AttentionTest, bits_do_not_depend_on_chunks_companions_blocks_or_threads)
   }
 }
 
+TEST_P(AttentionTest, scores_are_scaled_as_asked_and_by_the_root_of_the_head_size_otherwise) {
+  AttentionShape shape = shape_of({8, 4, 8});
+  const std::vector<Sequence> sequences = draw_sequences(shape, {80}, 1);
+  const std::vector<Part> parts{{0, 0, 80}};
+  Device plain = ready(cpu_device(GetParam(), 2), shape);
+  const Values by_default = step(plain, shape, sequences, parts, std::nullopt);
+  shape.scale = 1.0F / std::sqrt(8.0F);
+  Device same = ready(cpu_device(GetParam(), 2), shape);
+  EXPECT_TRUE(same_bits(step(same, shape, sequences, parts, std::nullopt), by_default));
+  shape.scale = 0.125F;
+  Device other = ready(cpu_device(GetParam(), 2), shape);
+  Device reference = ready(reference_device(GetParam().dtype), shape);
+  const Values got = step(other, shape, sequences, parts, std::nullopt);
+  EXPECT_LT(relative_error(got, step(reference, shape, sequences, parts, std::nullopt)), other.tolerance);
+  EXPECT_GT(relative_error(got, by_default), 0.05F);
+}
+
 TEST(Rope, llama3_scaling_keeps_short_waves_and_stretches_long_ones) {
   const RopeConfig plain{.theta = 500000.0};
   RopeConfig scaled = plain;

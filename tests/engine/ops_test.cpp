@@ -174,6 +174,55 @@ TEST_P(OpsTest, rms_norm_matches_the_reference_and_its_bits_ignore_the_batch) {
   }
 }
 
+TEST_P(OpsTest, a_scaled_delta_is_added_in_one_rounding) {
+  constexpr std::int32_t columns = 45;
+  const HostTensor weight = draw_tensor({columns}, 10);
+  const Values x = draw(3 * columns, 11);
+  const Values delta = draw(3 * columns, 12);
+  for (const float scale : {1.0F, 0.22F, -3.0F}) {
+    for (Device* device : {&cpu_, &reference_}) {
+      const Matrix sum = device->matrix(3, columns, Format::Accumulator, x);
+      const Matrix add = device->matrix(3, columns, Format::Accumulator, delta);
+      const Matrix out = device->matrix(3, columns, Format::Activation);
+      const NormId norm = device->ops->make_norm(weight.view()).value();
+      device->ops->add_rms_norm(sum, add, scale, norm, 1e-5F, out);
+      const Values got = device->read(sum);
+      for (std::size_t i = 0; i < x.size(); ++i) EXPECT_EQ(got[i], std::fma(scale, delta[i], x[i])) << scale;
+      const Matrix plain = device->matrix(3, columns, Format::Activation);
+      device->ops->rms_norm(sum, norm, 1e-5F, plain);
+      EXPECT_TRUE(same_bits(device->read(out), device->read(plain)));
+    }
+  }
+}
+
+TEST_P(OpsTest, embed_scales_the_rows_of_the_table) {
+  const HostTensor table = draw_tensor({33, 21}, 13);
+  for (Device* device : {&cpu_, &reference_}) {
+    const LinearId id = load(*device, {.outputs = 33, .inputs = 21}, table, nullptr);
+    const Matrix out = device->matrix(2, 21, Format::Accumulator);
+    device->ops->embed(id, std::vector<TokenId>{32, 5}, 12.3F, out);
+    const Values got = device->read(out);
+    for (std::size_t i = 0; i < 21; ++i) {
+      EXPECT_EQ(got[i], 12.3F * table.values[32 * 21 + i]);
+      EXPECT_EQ(got[21 + i], 12.3F * table.values[5 * 21 + i]);
+    }
+  }
+}
+
+TEST_P(OpsTest, without_attention_layers_everything_else_still_works) {
+  Device bare = cpu_device(GetParam(), 2);
+  ASSERT_TRUE(bare.ops->make_cache({}, {}, {}));
+  const LinearShape shape{.outputs = 200, .inputs = 300};
+  const HostTensor weights = draw_tensor({200, 300}, 15);
+  const Values x = draw(130 * 300, 16);
+  EXPECT_TRUE(same_bits(run_linear(bare, shape, load(bare, shape, weights, nullptr), 130, x),
+                        run_linear(cpu_, shape, load(cpu_, shape, weights, nullptr), 130, x)));
+  const Result<std::unique_ptr<StepShapes>> shapes = bare.ops->build_shapes({.tokens = {16, 130}}, {});
+  ASSERT_TRUE(shapes);
+  EXPECT_EQ((*shapes)->buckets().tokens.size(), 2U);
+  bare.ops->poison({});
+}
+
 TEST_P(OpsTest, embed_returns_the_rows_of_the_table) {
   const LinearShape shape{.outputs = 151, .inputs = 37};
   const HostTensor table = draw_tensor({151, 37}, 13);

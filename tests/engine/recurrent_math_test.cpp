@@ -81,9 +81,11 @@ Reals chunked(const Inputs& in, std::int64_t chunk) {
         return std::exp(cumulated[static_cast<std::size_t>(to - begin)] - cumulated[static_cast<std::size_t>(from - begin)]);
       };
       for (std::int64_t t = begin; t < end; ++t) {
+        Reals masked;  // one row of the chunk's part of M
+        for (std::int64_t s = begin; s <= t; ++s) masked.push_back(in.score(t, s, h) * decay(t, s));
         for (std::int64_t p = 0; p < in.head_size; ++p) {
           double within = 0;
-          for (std::int64_t s = begin; s <= t; ++s) within += in.score(t, s, h) * decay(t, s) * in.x_at(s, h, p);
+          for (std::int64_t s = begin; s <= t; ++s) within += masked[static_cast<std::size_t>(s - begin)] * in.x_at(s, h, p);
           double carried = 0;
           for (std::int64_t n = 0; n < in.state_size; ++n) {
             carried += in.row(in.c, t, h)[n] * before[static_cast<std::size_t>(p * in.state_size + n)];
@@ -263,7 +265,7 @@ std::pair<Values, Values> run_mixer(Device device, const Mixer& mixer) {
 }
 
 TEST(RecurrentMath, the_operations_compute_it_within_f32_rounding) {
-  constexpr float rounding = 3e-5F;
+  constexpr float rounding = 5e-6F;
   for (std::uint64_t seed = 1; seed <= 30; ++seed) {
     const Mixer mixer = draw_mixer(seed);
     SCOPED_TRACE("seed " + std::to_string(seed) + ": " + to_text(mixer.one));

@@ -13,7 +13,7 @@
 namespace rubato::engine {
 namespace {
 
-constexpr float scan_tolerance = 3e-5F;  // F32 sums in another order, on every path
+constexpr float scan_tolerance = 3e-6F;  // F32 sums in another order, on every path
 
 class RecurrentOpsTest : public testing::TestWithParam<Variant> {};
 
@@ -34,7 +34,7 @@ TEST_P(RecurrentOpsTest, convolution_and_scan_match_the_reference_over_steps_tha
               {0, 41, 3, {.from = StateId{0}, .to = {2}, .save = StateUse::Save{.to = {4}, .tokens = 1}}}},
              {{0, 44, 16, {.from = StateId{2}, .to = {2}, .save = {}}},
               {1, 3, 47, {.from = StateId{1}, .to = {5}, .save = {}}},
-              {0, 17, 20, {.from = StateId{3}, .to = {1}, .save = {}}}}}) {
+              {0, 17, 20, {.from = StateId{3}, .to = {0}, .save = {}}}}}) {
       const Values got = recurrent_step(cpu, one.shape, sequences, pieces);
       const Values want = recurrent_step(reference, one.shape, sequences, pieces);
       EXPECT_LT(relative_error(got, want), scan_tolerance);
