@@ -1,17 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scheduling core of one lane: which rows make up its next step, how many tokens each, and which KV blocks they use. Several
-// lanes are put together in lane_group.h. Pure and
-// deterministic: the same calls give the same plans. The engine's lane and the twin run this same code, one on real time, one on
-// virtual time. It never sees a token's value, a clock, a thread or a lock.
+// The scheduling core of one lane: which rows make up its next step, how many tokens each, and which KV blocks and states they
+// use. Several lanes are put together in lane_group.h. Pure and deterministic: the same calls give the same plans. The engine's
+// lane and the twin run this same code, one on real time, one on virtual time. It never sees a token's value, a clock, a thread
+// or a lock.
 //
 // What holds whatever the policy, the settings and their changes (each is a test):
 // - A step takes decodes, then prefills, each in its own pass, never a list in order: their tokens together stay within
 //   max_num_batched_tokens. A prompt longer than that is cut into chunks; there is no setting under which it waits for a larger
 //   step.
-// - A sequence starts only when its whole input, a reserve for growth (its own and that of all running ones) and a watermark fit
-// the
-//   pool, or when it is alone; it holds the blocks of its whole input from then on. A decode that finds no block takes those of
-//   the youngest running sequence, at worst its own. So the oldest always goes on, and every request ends.
+// - A sequence starts only when its whole input, a reserve for growth (its own and that of all running ones) and a watermark
+//   fit the pool, or when it is alone; it holds the blocks of its whole input from then on. Blocks that it shares with others
+//   count once. A decode that finds no block takes those of the youngest running sequence, at worst its own. So the oldest
+//   always goes on, and every request ends.
+// - Models with recurrent layers: a sequence also holds one state slot from its start to its end or preemption, and never
+//   waits for another. Snapshots of the prefix cache only have slots that no sequence wants.
+// - With prefix caching a sequence starts, each time it is admitted, from the longest prefix of which all blocks and, with
+//   recurrent layers, the state at its end are there. Only the rest is computed, and counts for chunks, service and budgets.
+//   Full blocks are found from when they are computed until their room is needed; nobody writes them meanwhile. Without prefix
+//   caching plans are as if there were no such thing.
 // - Steps cut short by the budget or by a policy end at a multiple of token_tile where that leaves prefills their quantum.
 // - plan() is empty only when no sequence is there at all.
 // - Neither decodes nor prefills starve: see GapBounds.
@@ -70,7 +76,7 @@ struct PlannedRow {
   bool decode = false;     // the next token of a running stream; recomputing after a preemption is a chunk like any other
   std::span<const BlockId> blocks;  // the sequence's block table, covering begin + count tokens
   std::optional<StateUse> state;    // models with recurrent layers
-  std::int32_t cached_tokens = 0;   // of its first admission: tokens that came from the prefix cache
+  std::int32_t cached_tokens = 0;   // of its first admission, the same in every row: tokens that came from the prefix cache
 };
 
 /// A step. Valid until the next call of plan() or complete(). An empty one is not a step: it is neither completed nor
