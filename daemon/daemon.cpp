@@ -91,6 +91,12 @@ std::string make_uid() {
                      words[2] & 0xffffU, words[3]);
 }
 
+engine::PrefixKey draw_prefix_key() {
+  std::random_device entropy;
+  const auto word = [&entropy] { return (std::uint64_t{entropy()} << 32) | entropy(); };
+  return {.low = word(), .high = word()};
+}
+
 control::WallTime wall_now() {
   return std::chrono::floor<std::chrono::milliseconds>(std::chrono::system_clock::now());
 }
@@ -111,6 +117,8 @@ class Daemon {
                                 .objectives = spec_.objectives,
                                 .max_model_len = plan.limits.each.max_model_len,
                                 .kv_block_count = plan.limits.devices * plan.limits.each.block_count,
+                                .blocks_hold_keys = plan.limits.each.blocks_hold_keys,
+                                .prefix_caching = spec_.prefix_caching.enabled,
                                 .devices = spec_.devices,
                                 .lanes_per_device = plan.limits.lanes_per_device}),
         reconciler_(manifest, reconciler_options(options), metrics_),
@@ -190,6 +198,7 @@ class Daemon {
 
   void start_serving(LoadedModel model) {
     for (const std::string& note : model.plan.notes) spdlog::warn("{}", note);
+    for (const std::string& finding : model.plan.findings) spdlog::info("{}", finding);
     std::string backend = model.backends.front()->description();
     if (spec_.devices.size() > 1) backend += fmt::format(", {} devices", spec_.devices.size());
     const std::string key = model_key(spec_, model);
@@ -200,7 +209,9 @@ class Daemon {
                                                                          .objectives = reconciler_.objectives(),
                                                                          .observers = {&metrics_, &windows_},
                                                                          .backend_description = backend,
-                                                                         .kv_block_bytes = model.plan.cache.block_bytes});
+                                                                         .kv_block_bytes = model.plan.cache.block_bytes,
+                                                                         .state_bytes = model.plan.cache.state_bytes,
+                                                                         .prefix_key = draw_prefix_key()});
     const std::int32_t max_model_len = serving->status()->effective_max_len;
     const openai::ModelInfo info{
         .names = {served_name_},
@@ -359,6 +370,37 @@ int check(const Options& options) {
                format_quantity(plan.weight_bytes).c_str(), plan.limits.each.block_count, kv_block_tokens);
   for (const std::string& note : plan.notes) std::fprintf(stderr, "note: %s\n", note.c_str());
   return 0;
+}
+
+int check_exactness(const Options& options) {
+  EngineSpec spec;
+  if (options.model.empty()) {
+    auto manifest = read_manifest(options.manifest);
+    if (!manifest) {
+      std::fprintf(stderr, "%s", manifest.failure().text().c_str());
+      return 1;
+    }
+    spec = manifest->manifest.spec;
+  } else {
+    // Small, with a second lane and shapes, so that every kind of case applies.
+    spec.model.path = options.model;
+    spec.capacity = {.max_model_len = 1024, .max_num_seqs = 32, .kv_cache_memory = 2LL << 30};
+    spec.knobs.max_num_batched_tokens.max = 512;
+    spec.knobs.mode.choices = {Mode::Chunked, Mode::Disaggregated};
+  }
+  spec.exactness = Exactness::Trust;  // checked here, with every case named
+  Result<LoadedModel> model = load_model(spec, {});
+  const auto refuse = [](const Error& error) {
+    std::fprintf(stderr, "rubatod: %s: %s\n", error.field.empty() ? "spec.model" : error.field.c_str(), error.message.c_str());
+    return 1;
+  };
+  if (!model) return refuse(model.error());
+  std::fprintf(stderr, "%s on %s\n", model->plan.config.architecture.c_str(), model->backends.front()->description().c_str());
+  const Result<engine::ExactnessReport> report =
+      check_model_exactness(*model, [](const engine::ExactnessCase& way) { std::fprintf(stderr, "  %s\n", way.name().c_str()); });
+  if (!report) return refuse(report.error());
+  std::printf("%s\n", report->text().c_str());
+  return report->failure ? 1 : 0;
 }
 
 }  // namespace rubato

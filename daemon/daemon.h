@@ -13,4 +13,8 @@ namespace rubato {
 /// `--check`: reads the manifest and works out the model's limits without loading it. Prints to stderr; 0 or 1.
 [[nodiscard]] int check(const Options& options);
 
+/// `--check-exactness`: loads the model of the manifest or folder and runs the exactness checker on it. Prints the cases to
+/// stderr and what came of them to stdout; 0 or 1.
+[[nodiscard]] int check_exactness(const Options& options);
+
 }  // namespace rubato

@@ -47,7 +47,7 @@ class LaneThreads final : public OwnedServing {
         door_(outstanding_max_),
         settings_(Settings{.number = 1, .knobs = options.initial}),
         objectives_(options.objectives),
-        lanes_(pointers(backends_), {.limits = group_limits(), .initial = *settings_.load()}),
+        lanes_(pointers(backends_), {.limits = group_limits(), .initial = *settings_.load(), .prefix_key = options_.prefix_key}),
         effective_max_len_(lanes_.group().effective_max_len()),
         book_(door_, options.observers),
         status_(ServingStatus{}) {
@@ -329,6 +329,7 @@ class LaneThreads final : public OwnedServing {
     status.handoffs = lanes_.group().handoffs();
     status.lockstep = lanes_.group().lockstep();
     status.kv_block_bytes = options_.kv_block_bytes;
+    status.state_bytes = options_.state_bytes;
     status.effective_max_len = effective_max_len_;
     status.vocabulary = vocabulary_;
     status.backend = options_.backend_description;

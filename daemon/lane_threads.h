@@ -10,6 +10,7 @@
 #include "daemon/observer.h"
 #include "daemon/serving.h"
 #include "engine/backend.h"
+#include "engine/prefix_hash.h"
 #include "engine/shape_builder.h"
 
 namespace rubato {
@@ -21,6 +22,8 @@ struct LaneThreadsOptions {
   std::vector<Observer*> observers;  // must outlive the threads
   std::string backend_description;
   std::int64_t kv_block_bytes = 0;
+  std::int64_t state_bytes = 0;
+  engine::PrefixKey prefix_key{};
   engine::ShapeBuilderOptions shapes{};
 };
 

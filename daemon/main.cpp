@@ -31,6 +31,8 @@ int main(int argument_count, char** arguments) {
         return 0;
       case rubato::Action::Check:
         return rubato::check(*options);
+      case rubato::Action::CheckExactness:
+        return rubato::check_exactness(*options);
       case rubato::Action::Serve:
         rubato::start_logging(options->log_format);
         return rubato::serve(*options);

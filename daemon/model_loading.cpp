@@ -195,7 +195,27 @@ Result<LoadedModel> load_model(const EngineSpec& spec, const std::filesystem::pa
                                        .cache_folder = state,
                                        .now = steady_now};
   if (Result<void> made = make_backends(spec, *weights, options, model); !made) return Unexpected(std::move(made).error());
+  model.backend_options = options;
+  if (spec.exactness == Exactness::Trust) return model;
+  Result<engine::ExactnessReport> report = check_model_exactness(model, {});
+  if (!report) return Unexpected(std::move(report).error());
+  if (report->failure) return unexpected(ErrorCode::Internal, "spec.exactness", report->text());
+  model.plan.findings.push_back("exactness verified: " + report->text());
   return model;
+}
+
+Result<engine::ExactnessReport> check_model_exactness(LoadedModel& model,
+                                                      const std::function<void(const engine::ExactnessCase&)>& progress) {
+  engine::ExactnessTarget target{.lanes = {}, .options = model.backend_options};
+  const bool several_devices = model.plan.limits.devices > 1;
+  for (const auto& backend : model.backends) {
+    if (several_devices && !target.lanes.empty()) {
+      target.other_device = backend.get();
+      break;
+    }
+    target.lanes.push_back(backend.get());
+  }
+  return engine::check_exactness(target, progress, {});
 }
 
 std::string model_key(const EngineSpec& spec, const LoadedModel& model) {

@@ -5,12 +5,14 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "engine/backend.h"
+#include "engine/exactness.h"
 #include "engine/model/config.h"
 #include "engine/text/chat_template.h"
 #include "engine/text/tokenizer.h"
@@ -27,8 +29,9 @@ struct ModelPlan {
   policies::LaneGroupLimits limits;
   std::int64_t weight_bytes = 0;  // on each device
   engine::CacheSize cache;
-  std::int32_t threads = 1;        // of each CPU device
-  std::vector<std::string> notes;  // what was clamped, for the log
+  std::int32_t threads = 1;           // of each CPU device
+  std::vector<std::string> notes;     // what was clamped, for the log
+  std::vector<std::string> findings;  // what loading has shown, for the log
 };
 
 struct LoadedModel {
@@ -36,6 +39,7 @@ struct LoadedModel {
   std::unique_ptr<text::Tokenizer> tokenizer;
   std::optional<text::ChatForm> chat_form;                 // none: the model's template is of a form that is not known
   std::vector<std::unique_ptr<engine::Backend>> backends;  // one per lane
+  engine::BackendOptions backend_options;                  // that they were made with
 };
 
 /// Reads config.json only. One device has a second lane where mode Disaggregated is among the choices; several devices have one
@@ -47,6 +51,10 @@ struct LoadedModel {
 /// Loads everything; takes seconds to minutes and the memory that plan_model announced. state: a folder in which a backend may
 /// remember what it finds out about its device; empty: none.
 [[nodiscard]] Result<LoadedModel> load_model(const EngineSpec& spec, const std::filesystem::path& state);
+
+/// Runs the exactness checker on a model that serves nothing yet. Errors: the backend's; a pool too small to check anything.
+[[nodiscard]] Result<engine::ExactnessReport> check_model_exactness(
+    LoadedModel& model, const std::function<void(const engine::ExactnessCase&)>& progress);
 
 /// Identifies model, dtype, backend and devices, so that the tuner's journal never reuses evidence from another one.
 [[nodiscard]] std::string model_key(const EngineSpec& spec, const LoadedModel& model);

@@ -61,6 +61,18 @@ const std::array flags{
            options.action = Action::Check;
            return {};
          }},
+    Flag{"--check-exactness", "",
+         "load the model and compare bits over chunks, company, lanes, preemption, reuse: PASS and 0, or the first difference "
+         "and 1",
+         [](Options& options, const std::string&) -> Result<void> {
+           options.action = Action::CheckExactness;
+           return {};
+         }},
+    Flag{"--model", "FOLDER", "with --check-exactness: a Hugging Face folder instead of a manifest, on the CPU",
+         [](Options& options, const std::string& value) -> Result<void> {
+           options.model = value;
+           return {};
+         }},
     Flag{"--schema", "", "the JSON schema of the Engine manifest",
          [](Options& options, const std::string&) -> Result<void> {
            options.action = Action::ShowSchema;
@@ -109,7 +121,13 @@ Result<Options> parse_options(const std::vector<std::string>& arguments) {
     }
     if (auto set = flag->set(options, value); !set) return Unexpected(std::move(set).error());
   }
-  const bool needs_manifest = options.action == Action::Serve || options.action == Action::Check;
+  const bool checks_bits = options.action == Action::CheckExactness;
+  if (!options.model.empty() && !checks_bits)
+    return unexpected(ErrorCode::InvalidArgument, "--model", "--model goes with --check-exactness alone");
+  if (!options.model.empty() && !options.manifest.empty())
+    return unexpected(ErrorCode::InvalidArgument, "--model", "--model and --manifest exclude each other");
+  const bool needs_manifest =
+      options.action == Action::Serve || options.action == Action::Check || (checks_bits && options.model.empty());
   if (needs_manifest && options.manifest.empty()) {
     return unexpected(ErrorCode::InvalidArgument, "--manifest",
                       "--manifest FILE|DIR is needed; manifests/examples/ has some to start from");

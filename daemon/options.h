@@ -12,11 +12,12 @@
 namespace rubato {
 
 enum class LogFormat : std::uint8_t { Text, Json };
-enum class Action : std::uint8_t { Serve, Check, ShowSchema, ShowHelp, ShowVersion };
+enum class Action : std::uint8_t { Serve, Check, CheckExactness, ShowSchema, ShowHelp, ShowVersion };
 
 struct Options {
   Action action = Action::Serve;
   std::string manifest;                           // file or directory
+  std::string model;                              // a model folder to check the exactness of, without a manifest
   std::string listen = "127.0.0.1:8000";          // data port
   std::string control_listen = "127.0.0.1:8080";  // control port
   std::string state;                              // directory; empty: nothing survives a restart

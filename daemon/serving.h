@@ -49,6 +49,7 @@ struct ServingStatus {
   policies::HandoffCounts handoffs;
   policies::LockstepCounts lockstep;
   std::int64_t kv_block_bytes = 0;
+  std::int64_t state_bytes = 0;
   Settings settings;
   std::uint64_t steps = 0;
   std::int32_t effective_max_len = 0;

@@ -224,7 +224,7 @@ class Ops {
   /// The same for states.
   virtual void poison_states(std::span<const StateId> /*states*/) {}
   /// Appends what the cache of one layer holds of one token (slot 0 .. kv_block_tokens-1 of block): its keys, then its values.
-  /// What bytes mean is the device's; equal contents give equal bytes. No operation runs meanwhile.
+  /// What bytes mean is the device's; equal contents give equal bytes. No operation writes them meanwhile.
   virtual void read_token(std::int32_t /*layer*/, BlockId /*block*/, std::int32_t /*slot*/,
                           std::vector<std::byte>& /*out*/) const {}
   /// The same for one recurrent layer's part of a state.

@@ -66,6 +66,10 @@ Json shapes_json(const engine::ShapeStatus& shapes) {
   return json;
 }
 
+Json states_json(const policies::SchedulerCounts& counts) {
+  return {{"count", counts.state_count}, {"running", counts.states_running}, {"snapshots", counts.states_snapshot}};
+}
+
 Json lane_json(const ServingStatus& serving, std::size_t index, const std::vector<std::string>& devices) {
   const LaneStatus& lane = serving.lanes[index];
   const policies::SchedulerCounts& counts = lane.counts.scheduler;
@@ -84,8 +88,18 @@ Json lane_json(const ServingStatus& serving, std::size_t index, const std::vecto
                {"kvBlocksFree", counts.free_blocks},
                {"kvBlocks", counts.block_count},
                {"steps", lane.steps}});
+  if (counts.state_count > 0) json["states"] = states_json(counts);
   if (lane.shapes) json["shapes"] = shapes_json(*lane.shapes);
   return json;
+}
+
+Json prefix_cache_json(const policies::SchedulerCounts& counts) {
+  const double hits =
+      counts.prefix_queries > 0 ? static_cast<double>(counts.prefix_hits) / static_cast<double>(counts.prefix_queries) : 0.0;
+  return {{"queriedTokens", counts.prefix_queries},      {"hitTokens", counts.prefix_hits},
+          {"hitPercent", decimal(100 * hits)},           {"blocks", counts.cached_blocks},
+          {"evictedBlocks", counts.evicted_blocks},      {"snapshots", counts.states_snapshot},
+          {"evictedSnapshots", counts.evicted_snapshots}};
 }
 
 Json handoffs_json(const ServingStatus& serving) {
@@ -94,7 +108,8 @@ Json handoffs_json(const ServingStatus& serving) {
   for (const LaneStatus& lane : serving.lanes) to_move += lane.counts.to_move;
   return {{"moved", counts.moved},
           {"copied", counts.copied},
-          {"bytes", static_cast<std::int64_t>(counts.blocks) * serving.kv_block_bytes},
+          {"bytes", static_cast<std::int64_t>(counts.blocks) * serving.kv_block_bytes +
+                        static_cast<std::int64_t>(counts.copied) * serving.state_bytes},
           {"copySeconds", seconds(counts.copying)},
           {"failed", counts.failed},
           {"expired", counts.expired},
@@ -123,6 +138,7 @@ void add_serving(Json& status, const ServingStatus& serving, const EngineSpec& s
   for (std::size_t lane = 0; lane < serving.lanes.size(); ++lane) {
     status["lanes"].push_back(lane_json(serving, lane, spec.devices));
   }
+  if (spec.prefix_caching.enabled) status["prefixCache"] = prefix_cache_json(serving.counts);
   status["handoffs"] = handoffs_json(serving);
   status["modeSwitches"] = {{"count", serving.handoffs.switches}, {"lastSeconds", seconds(serving.handoffs.last_switch)}};
   if (spec.lanes.lockstep != Lockstep::Off) status["lockstep"] = lockstep_json(serving.lockstep);

@@ -45,7 +45,8 @@ std::string_view to_string(SettingsSource source) {
 
 struct Metrics::State {
   explicit State(const MetricsOptions& options)
-      : vllm(metrics::Declare(registry, {{"model_name", options.model_name}, {"engine", "0"}}), options),
+      : blocks_hold_keys(options.blocks_hold_keys),
+        vllm(metrics::Declare(registry, {{"model_name", options.model_name}, {"engine", "0"}}), options),
         own(metrics::Declare(registry, {}), options),
         lanes(metrics::Declare(registry, {}), options) {
     for (const auto source :
@@ -60,8 +61,18 @@ struct Metrics::State {
     vllm.requests_waiting.Set(counts.waiting);
     own.requests_prefilling.Set(counts.prefilling);
     own.kv_blocks_free.Set(counts.free_blocks);
-    const double used = counts.block_count > 0 ? 1.0 - static_cast<double>(counts.free_blocks) / counts.block_count : 0.0;
-    vllm.kv_cache_usage.Set(used);
+    own.kv_blocks_cached.Set(counts.cached_blocks);
+    own.state_slots_running.Set(counts.states_running);
+    own.state_slots_snapshot.Set(counts.states_snapshot);
+    own.state_slots_free.Set(counts.state_count - counts.states_running - counts.states_snapshot);
+    metrics::raise_to(own.evicted_blocks, static_cast<double>(counts.evicted_blocks));
+    metrics::raise_to(own.evicted_snapshots, static_cast<double>(counts.evicted_snapshots));
+    metrics::raise_to(vllm.prefix_cache_queries, static_cast<double>(counts.prefix_queries));
+    metrics::raise_to(vllm.prefix_cache_hits, static_cast<double>(counts.prefix_hits));
+    // What is fullest decides when requests must wait.
+    const auto share = [](std::int32_t used, std::int32_t all) { return all > 0 ? static_cast<double>(used) / all : 0.0; };
+    const double blocks = blocks_hold_keys ? share(counts.block_count - counts.free_blocks, counts.block_count) : 0.0;
+    vllm.kv_cache_usage.Set(std::max(blocks, share(counts.states_running, counts.state_count)));
     own.decode_gap_steps_max.Set(counts.decode_gap_steps_max);
     own.prefill_gap_steps_max.Set(counts.prefill_gap_steps_max);
   }
@@ -83,6 +94,7 @@ struct Metrics::State {
   void refresh_from_sources();
 
   prometheus::Registry registry;
+  const bool blocks_hold_keys;
   metrics::CompatibleSeries vllm;
   metrics::OwnSeries own;
   metrics::LaneGroupSeries lanes;

@@ -28,6 +28,8 @@ struct MetricsOptions {
   ObjectivesSpec objectives;
   std::int32_t max_model_len = 4096;
   std::int32_t kv_block_count = 0;
+  bool blocks_hold_keys = true;  // false: a model without attention, whose memory is its states
+  bool prefix_caching = false;
   std::vector<std::string> devices{"cpu"};  // spec.devices; their lanes get series of their own
   std::int32_t lanes_per_device = 1;
 };

@@ -99,6 +99,14 @@ prometheus::Counter& shape_rebuilds(Declare& own, const char* result) {
   return own.counter("rubato_shape_rebuilds_total", "Sets of step shapes built in the background, by result.",
                      {{"result", result}});
 }
+prometheus::Gauge& state_slots(Declare& own, const char* use) {
+  return own.gauge("rubato_state_slots", "Slots of recurrent state, by what they hold; all zero for models without.",
+                   {{"use", use}});
+}
+prometheus::Counter& evictions(Declare& own, const char* kind) {
+  return own.counter("rubato_prefix_cache_evictions_total", "Cached blocks and snapshots whose room was needed.",
+                     {{"kind", kind}});
+}
 prometheus::Counter& reloads(Declare& own, const char* result) {
   return own.counter("rubato_manifest_reloads_total", "Changed manifest contents seen, by result.", {{"result", result}});
 }
@@ -114,6 +122,9 @@ CompatibleSeries::CompatibleSeries(Declare vllm, const MetricsOptions& options)
           "Prompt tokens of requests that got their first token; each prompt counts once, however often it was recomputed.")),
       generation_tokens(vllm.counter("vllm:generation_tokens_total", "Tokens generated.")),
       preemptions(vllm.counter("vllm:num_preemptions_total", "Preemptions of running requests.")),
+      prefix_cache_queries(vllm.counter("vllm:prefix_cache_queries_total",
+                                        "Tokens of admitted sequences that were looked up in the prefix cache.")),
+      prefix_cache_hits(vllm.counter("vllm:prefix_cache_hits_total", "Of the tokens looked up: found, and not computed again.")),
       success_stop(vllm.counter(success_name, success_help, {{"finished_reason", "stop"}})),
       success_length(vllm.counter(success_name, success_help, {{"finished_reason", "length"}})),
       success_abort(vllm.counter(success_name, success_help, {{"finished_reason", "abort"}})),
@@ -144,7 +155,9 @@ CompatibleSeries::CompatibleSeries(Declare vllm, const MetricsOptions& options)
                                        one_two_five(options.max_model_len))),
       iteration_tokens(vllm.histogram("vllm:iteration_tokens_total", "Tokens per engine step.", token_counts)) {
   vllm.gauge("vllm:cache_config_info", "Shape of the KV cache.",
-             {{"block_size", std::to_string(kv_block_tokens)}, {"num_gpu_blocks", std::to_string(options.kv_block_count)}})
+             {{"block_size", std::to_string(kv_block_tokens)},
+              {"enable_prefix_caching", options.prefix_caching ? "True" : "False"},
+              {"num_gpu_blocks", std::to_string(options.kv_block_count)}})
       .Set(1);
 }
 
@@ -206,7 +219,14 @@ OwnSeries::OwnSeries(Declare own, const MetricsOptions& options)
       shape_swap(own.histogram("rubato_shape_swap_seconds", "Time between two steps that the change to a new set took.",
                                shape_swap_seconds)),
       requests_prefilling(own.gauge("rubato_requests_prefilling", "Running requests with prompt tokens left to compute.")),
-      kv_blocks_free(own.gauge("rubato_kv_blocks_free", "Free KV blocks.")),
+      kv_blocks_free(own.gauge("rubato_kv_blocks_free", "KV blocks that no request holds, cached ones included.")),
+      kv_blocks_cached(
+          own.gauge("rubato_kv_blocks_cached", "KV blocks that a prompt may find in the prefix cache, in use or not.")),
+      state_slots_running(state_slots(own, "running")),
+      state_slots_snapshot(state_slots(own, "snapshot")),
+      state_slots_free(state_slots(own, "free")),
+      evicted_blocks(evictions(own, "block")),
+      evicted_snapshots(evictions(own, "snapshot")),
       decode_gap_steps_max(
           own.gauge("rubato_decode_gap_steps_max", "Largest number of consecutive steps that left a decoding request out.")),
       prefill_gap_steps_max(own.gauge("rubato_prefill_gap_steps_max",

@@ -53,6 +53,8 @@ struct CompatibleSeries {
   prometheus::Counter& prompt_tokens;
   prometheus::Counter& generation_tokens;
   prometheus::Counter& preemptions;
+  prometheus::Counter& prefix_cache_queries;
+  prometheus::Counter& prefix_cache_hits;
   prometheus::Counter& success_stop;
   prometheus::Counter& success_length;
   prometheus::Counter& success_abort;
@@ -130,6 +132,12 @@ struct OwnSeries {
   prometheus::Histogram& shape_swap;
   prometheus::Gauge& requests_prefilling;
   prometheus::Gauge& kv_blocks_free;
+  prometheus::Gauge& kv_blocks_cached;
+  prometheus::Gauge& state_slots_running;
+  prometheus::Gauge& state_slots_snapshot;
+  prometheus::Gauge& state_slots_free;
+  prometheus::Counter& evicted_blocks;
+  prometheus::Counter& evicted_snapshots;
   prometheus::Gauge& decode_gap_steps_max;
   prometheus::Gauge& prefill_gap_steps_max;
   prometheus::Family<prometheus::Gauge>& http_connections;

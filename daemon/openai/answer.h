@@ -27,6 +27,7 @@ struct AnswerHead {
 
 struct Usage {
   std::int64_t prompt_tokens = 0;
+  std::int64_t cached_tokens = 0;  // of those: not computed again, see spec.prefixCaching
   std::int64_t completion_tokens = 0;
 };
 

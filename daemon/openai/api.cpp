@@ -331,6 +331,7 @@ Result<void> OpenAiApi::generate(const http::Request& request, TimePoint arrival
   options.stream = wanted.stream;
   options.include_usage = wanted.include_usage;
   options.heartbeat = options_.heartbeat;
+  options.choices_per_prompt = wanted.choices_per_prompt;
   for (const auto& prompt : *prompts) options.prompt_tokens += static_cast<std::int64_t>(prompt.size());
 
   auto generation = std::make_shared<Generation>(std::move(options), serving_, tokenizer_, exchange);
@@ -349,7 +350,8 @@ Result<void> OpenAiApi::generate(const http::Request& request, TimePoint arrival
                           .sampling = wanted.sampling,
                           .arrival = arrival,
                           .ttft_target = targets->ttft,
-                          .itl_target = targets->itl};
+                          .itl_target = targets->itl,
+                          .cache_salt = wanted.cache_salt};
       one.sampling.seed = choice_seed(seed, i);
       one.sampling.max_new_tokens = *max_new_tokens;
       const SequenceId id = one.id;

@@ -72,6 +72,7 @@ void Generation::take(std::int32_t index, engine::TokenEvent& event, std::string
   };
   if (event.sample) {
     ++choice.tokens;
+    choice.cached_tokens = event.cached_tokens;
     if (event.finish != engine::FinishReason::Stop) {  // an end token is counted but not shown
       show(choice.detokenizer.push(event.sample->token));
       if (options_.with_logprobs) choice.samples.push_back(std::move(*event.sample));
@@ -125,7 +126,11 @@ void Generation::emit(std::int32_t index, const std::string& piece, std::string&
 void Generation::complete(std::string out) {
   over_ = true;
   Usage usage{.prompt_tokens = options_.prompt_tokens, .completion_tokens = 0};
-  for (const Choice& choice : choices_) usage.completion_tokens += choice.tokens;
+  for (std::size_t i = 0; i < choices_.size(); ++i) {
+    usage.completion_tokens += choices_[i].tokens;
+    // As the prompt counts once, so does what of it was there: the others of its choices may find what this one has computed.
+    if (i % static_cast<std::size_t>(options_.choices_per_prompt) == 0) usage.cached_tokens += choices_[i].cached_tokens;
+  }
   if (options_.stream) {
     if (options_.include_usage) out += usage_event(options_.head, usage);
     out += done_event;

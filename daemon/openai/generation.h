@@ -26,7 +26,8 @@ struct GenerationOptions {
   std::vector<std::pair<std::string, std::string>> headers;  // of the answer
   std::vector<std::string> stops;
   std::int64_t prompt_tokens = 0;  // of all prompts, each counted once
-  std::int32_t min_tokens = 0;     // stop strings are not looked for in the first so many tokens
+  std::int32_t choices_per_prompt = 1;
+  std::int32_t min_tokens = 0;  // stop strings are not looked for in the first so many tokens
   bool with_logprobs = false;
   bool stream = false;
   bool include_usage = false;
@@ -62,6 +63,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     std::vector<engine::Sample> samples;  // for logprobs; of a stream: not sent yet
     std::int64_t text_offset = 0;
     std::int64_t tokens = 0;
+    std::int32_t cached_tokens = 0;
     bool has_role = false;
     std::optional<std::string> finish_reason;
   };

@@ -33,6 +33,7 @@ struct GenerationRequest {
   std::vector<std::string> stops;           // none empty
   bool stream = false;
   bool include_usage = false;
+  std::string cache_salt;          // requests with different ones share nothing of the prefix cache
   bool add_special_tokens = true;  // Completions: whether the tokenizer's begin token is added to text prompts
 };
 

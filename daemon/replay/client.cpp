@@ -189,8 +189,16 @@ class Load {
     const auto vocabulary = static_cast<std::uint64_t>(options_.vocabulary);
     // Ids 0 to 2 are control tokens in many vocabularies.
     const std::uint64_t first = vocabulary > 8 ? 3 : 0;
-    for (std::int32_t index = 0; index < arrival.prompt_tokens; ++index)
-      prompt.push_back(first + random() % (vocabulary - first));
+    // A block's tokens follow from what it is called, so that equal blocks are equal and a seed is still one workload.
+    std::optional<std::mt19937_64> block_random;
+    for (std::int32_t index = 0; index < arrival.prompt_tokens; ++index) {
+      if (workload_.block_tokens > 0 && index % workload_.block_tokens == 0) {
+        const auto block = static_cast<std::size_t>(index / workload_.block_tokens);
+        block_random.reset();
+        if (block < arrival.blocks.size()) block_random.emplace(options_.seed ^ (arrival.blocks[block] * 0x9E3779B97F4A7C15U));
+      }
+      prompt.push_back(first + (block_random ? *block_random : random)() % (vocabulary - first));
+    }
     return nlohmann::json{{"model", model_},
                           {"prompt", std::move(prompt)},
                           {"max_tokens", arrival.output_tokens},
@@ -203,6 +211,7 @@ class Load {
 
   asio::awaitable<void> send(Outcome outcome, Arrival arrival, std::string body) {
     outcome.prompt_tokens = arrival.prompt_tokens;
+    outcome.shared_tokens = arrival.shared_tokens;
     StreamReader reader(arrival.output_tokens);
     const std::string failure = co_await exchange(arrival, std::move(body), reader);
     reader.finish(outcome);

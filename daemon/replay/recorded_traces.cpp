@@ -84,6 +84,8 @@ Result<std::vector<std::size_t>> columns_of(std::istream& in, const std::string&
   return columns;
 }
 
+constexpr std::int32_t mooncake_block_tokens = 512;
+
 /// Calls row(cells, line) for every line after the header that is not empty; row returns an error text or nothing.
 template <class Row>
 Result<void> for_each_row(std::istream& in, const std::string& name, std::size_t cells_min, Row row) {
@@ -149,11 +151,21 @@ Result<Workload> read_mooncake(std::istream& in, const std::string& name) {
     if (!time || !prompt || !output || *prompt > length_max || *output > length_max) {
       return bad_line(name, number, "timestamp, input_length and output_length must be whole numbers >= 0");
     }
-    arrivals.push_back({.at = std::chrono::milliseconds(*time),
-                        .prompt_tokens = static_cast<std::int32_t>(*prompt),
-                        .output_tokens = static_cast<std::int32_t>(*output)});
+    Arrival arrival{.at = std::chrono::milliseconds(*time),
+                    .prompt_tokens = static_cast<std::int32_t>(*prompt),
+                    .output_tokens = static_cast<std::int32_t>(*output)};
+    if (const auto ids = row.find("hash_ids"); ids != row.end()) {
+      const auto is_id = [](const nlohmann::json& id) { return id.is_number_unsigned(); };
+      if (!ids->is_array() || !std::all_of(ids->begin(), ids->end(), is_id))
+        return bad_line(name, number, "hash_ids must be whole numbers >= 0");
+      arrival.blocks = ids->get<std::vector<std::uint64_t>>();
+    }
+    arrivals.push_back(std::move(arrival));
   }
-  return from_zero(std::move(arrivals));
+  Workload workload = from_zero(std::move(arrivals));
+  const auto has_blocks = [](const Arrival& arrival) { return !arrival.blocks.empty(); };
+  if (std::any_of(workload.arrivals.begin(), workload.arrivals.end(), has_blocks)) workload.block_tokens = mooncake_block_tokens;
+  return workload;
 }
 
 Result<Workload> read_lengths(std::istream& in, const std::string& name, const WorkloadOptions& options) {

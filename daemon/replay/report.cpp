@@ -23,6 +23,8 @@ void collect(const Outcome& outcome, const Targets& targets, PhaseFigures& figur
   }
   if (is_good(outcome, targets)) ++figures.good;
   figures.prompt_tokens += outcome.prompt_tokens;
+  figures.shared_tokens += outcome.shared_tokens;
+  figures.cached_tokens += outcome.cached_tokens;
   figures.output_tokens += outcome.tokens;
   samples.ttft.push_back(outcome.ttft);
   if (outcome.gaps.empty()) return;
@@ -170,6 +172,8 @@ nlohmann::ordered_json figures_json(const PhaseFigures& figures) {
   json["attainmentPercent"] = figures.attainment();
   json["goodputPerSecond"] = figures.goodput();
   json["promptTokens"] = figures.prompt_tokens;
+  json["cachedTokens"] = figures.cached_tokens;
+  json["sharedTokens"] = figures.shared_tokens;
   json["outputTokens"] = figures.output_tokens;
   json["outputTokensPerSecond"] = figures.per_second(figures.output_tokens);
   json["ttftMs"] = {{"p50", milliseconds_json(figures.ttft_p50)},
@@ -256,6 +260,12 @@ std::string to_table(const Report& report) {
   text += "times in ms; itl: p99 gap of a request; good: ttft <= " + in_milliseconds(report.targets.ttft) +
           " and itl <= " + in_milliseconds(report.targets.itl) + "; target " + fixed(report.targets.attainment, 1) + "% " +
           (report.overall.attainment() >= report.targets.attainment ? "met" : "missed") + "\n";
+  const PhaseFigures& all = report.overall;
+  if (all.shared_tokens > 0 || all.cached_tokens > 0) {
+    text += "prompt tokens from the prefix cache: " + fixed(PhaseFigures::percent(all.cached_tokens, all.prompt_tokens), 1) +
+            "%; the most that this trace allows: " + fixed(PhaseFigures::percent(all.shared_tokens, all.prompt_tokens), 1) +
+            "%\n";
+  }
   for (const auto& [kind, count] : report.overall.failures) text += "failed: " + kind + " " + std::to_string(count) + "\n";
   for (const PhaseFigures& figures : report.phases) {
     if (figures.settings_at_start.empty()) continue;

@@ -28,6 +28,8 @@ struct PhaseFigures {
   std::int64_t good = 0;
   std::map<std::string, std::int64_t> failures;
   std::int64_t prompt_tokens = 0;  // of complete requests
+  std::int64_t shared_tokens = 0;  // of those: what an unlimited prefix cache could spare
+  std::int64_t cached_tokens = 0;  // of those: what the server's did
   std::int64_t output_tokens = 0;
   std::optional<Duration> ttft_p50, ttft_p90, ttft_p99;
   std::optional<Duration> gap_p50, gap_p99;           // over all gaps

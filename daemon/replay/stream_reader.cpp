@@ -69,6 +69,11 @@ void StreamReader::event(std::string_view data, Duration now) {
   if (const auto usage = json.find("usage"); usage != json.end() && usage->is_object()) {
     const auto tokens = usage->find("completion_tokens");
     if (tokens != usage->end() && tokens->is_number_integer()) tokens_reported_ = tokens->get<std::int32_t>();
+    const auto details = usage->find("prompt_tokens_details");
+    if (details != usage->end() && details->is_object()) {
+      const auto cached = details->find("cached_tokens");
+      if (cached != details->end() && cached->is_number_integer()) cached_reported_ = cached->get<std::int32_t>();
+    }
   }
   const auto choices = json.find("choices");
   if (choices == json.end() || !choices->is_array() || choices->empty() || !choices->front().is_object()) return;
@@ -77,6 +82,7 @@ void StreamReader::event(std::string_view data, Duration now) {
 
 void StreamReader::finish(Outcome& outcome) const {
   outcome.tokens = tokens_reported_ >= 0 ? tokens_reported_ : static_cast<std::int32_t>(token_times_.size());
+  outcome.cached_tokens = cached_reported_;
   if (!token_times_.empty()) outcome.ttft = token_times_.front() - outcome.arrived;
   outcome.gaps.clear();
   for (std::size_t index = 1; index < token_times_.size(); ++index) {

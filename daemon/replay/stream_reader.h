@@ -23,6 +23,8 @@ struct Outcome {
   std::vector<Duration> gaps;  // between token events
   std::int32_t tokens = 0;
   std::int32_t prompt_tokens = 0;
+  std::int32_t shared_tokens = 0;  // of the prompt: an earlier one began with them too
+  std::int32_t cached_tokens = 0;  // of the prompt: as the server says, not computed again
 
   [[nodiscard]] bool complete() const { return failure.empty(); }
 };
@@ -49,6 +51,7 @@ class StreamReader {
   std::string failure_;
   std::vector<Duration> token_times_;
   std::int32_t tokens_reported_ = -1;  // usage.completion_tokens; none yet
+  std::int32_t cached_reported_ = 0;   // usage.prompt_tokens_details.cached_tokens
 };
 
 }  // namespace rubato::replay

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <unordered_set>
 
 namespace rubato::replay {
 namespace {
@@ -67,6 +68,19 @@ void scale_time(Workload& workload, double rate_scale) {
   }
 }
 
+/// What of each prompt an earlier one began with, too: what a cache without limits could spare.
+void count_shared(Workload& workload) {
+  if (workload.block_tokens == 0) return;
+  std::unordered_set<std::uint64_t> seen;
+  for (Arrival& arrival : workload.arrivals) {
+    const auto full = std::min(arrival.blocks.size(), static_cast<std::size_t>(arrival.prompt_tokens / workload.block_tokens));
+    const auto end = arrival.blocks.begin() + static_cast<std::ptrdiff_t>(full);
+    const auto first_new = std::find_if(arrival.blocks.begin(), end, [&](std::uint64_t block) { return !seen.contains(block); });
+    arrival.shared_tokens = static_cast<std::int32_t>(first_new - arrival.blocks.begin()) * workload.block_tokens;
+    seen.insert(arrival.blocks.begin(), end);
+  }
+}
+
 }  // namespace
 
 Result<Workload> read_workload(const WorkloadOptions& options) {
@@ -94,6 +108,8 @@ Result<Workload> read_workload(const WorkloadOptions& options) {
     arrival.output_tokens = scaled(arrival.output_tokens, options.length_scale);
     if (options.max_model_len && clip(arrival, *options.max_model_len)) ++workload->clipped;
   }
+  if (workload->block_tokens > 0) workload->block_tokens = scaled(workload->block_tokens, options.length_scale);
+  count_shared(*workload);
   if (workload->arrivals.empty()) return unexpected(ErrorCode::InvalidArgument, options.trace + ": no request in it");
   return workload;
 }

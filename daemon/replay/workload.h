@@ -15,7 +15,8 @@
 namespace rubato::replay {
 
 /// Azure: CSV with TIMESTAMP, ContextTokens, GeneratedTokens. Mooncake: JSON lines with timestamp (ms), input_length,
-/// output_length. Lengths: CSV with num_prefill_tokens, num_decode_tokens and no times. Profile: YAML with phases.
+/// output_length and hash_ids, one for each 512 tokens: prompts that begin with the same ids begin with the same tokens. Lengths:
+/// CSV with num_prefill_tokens, num_decode_tokens and no times. Profile: YAML with phases.
 enum class TraceFormat : std::uint8_t { Azure, Mooncake, Lengths, Profile };
 
 struct WorkloadOptions {
@@ -35,6 +36,8 @@ struct Arrival {
   std::int32_t prompt_tokens = 1;
   std::int32_t output_tokens = 1;
   std::uint32_t phase = 0;
+  std::vector<std::uint64_t> blocks{};  // what the prompt consists of, block after block; empty: nothing it shares with others
+  std::int32_t shared_tokens = 0;       // of the prompt: in blocks at its begin that an earlier arrival had too
 };
 
 struct Phase {
@@ -47,7 +50,8 @@ struct Phase {
 struct Workload {
   std::vector<Phase> phases;
   std::vector<Arrival> arrivals;
-  std::int64_t clipped = 0;  // requests shortened to max_model_len
+  std::int64_t clipped = 0;       // requests shortened to max_model_len
+  std::int32_t block_tokens = 0;  // of one of the arrivals' blocks; 0: they have none
 };
 
 /// Errors name file and line. A workload without a single arrival is one.

@@ -142,8 +142,8 @@ TEST_F(MetricsTest, every_name_of_the_endpoint_picker_and_of_vllm_dashboards_is_
                            "vllm:iteration_tokens_total_bucket"}) {
     EXPECT_THAT(all, HasSubstr("\n" + std::string(name) + "{")) << name;
   }
-  EXPECT_THAT(all,
-              HasSubstr("vllm:cache_config_info{block_size=\"16\",engine=\"0\",model_name=\"chat\",num_gpu_blocks=\"1234\"} 1"));
+  EXPECT_THAT(all, HasSubstr("vllm:cache_config_info{block_size=\"16\",enable_prefix_caching=\"False\",engine=\"0\",model_name="
+                             "\"chat\",num_gpu_blocks=\"1234\"} 1"));
 }
 
 TEST_F(MetricsTest, no_family_appears_twice_and_each_has_a_help_text) {
@@ -293,6 +293,30 @@ TEST_F(MetricsTest, steps_are_split_by_kind_and_tokens_by_phase) {
   EXPECT_EQ(value("vllm:generation_tokens_total{engine=\"0\",model_name=\"chat\"}"), "8");
   EXPECT_EQ(value("vllm:kv_cache_usage_perc{engine=\"0\",model_name=\"chat\"}"), "0.75");
   EXPECT_NEAR(std::stod(value("rubato_step_prediction_error_ratio_sum")), 3 * 0.25, 1e-9);
+}
+
+TEST_F(MetricsTest, the_prefix_cache_and_state_slots_are_shown_and_the_fullest_memory_is_the_usage) {
+  metrics_.on_step(step(4, 4, 0), {.running = 3,
+                                   .free_blocks = 75,
+                                   .block_count = 100,
+                                   .states_running = 3,
+                                   .states_snapshot = 2,
+                                   .state_count = 6,
+                                   .cached_blocks = 40,
+                                   .prefix_queries = 500,
+                                   .prefix_hits = 320,
+                                   .evicted_blocks = 7,
+                                   .evicted_snapshots = 1});
+  const std::string labels = "{engine=\"0\",model_name=\"chat\"}";
+  EXPECT_EQ(value("vllm:kv_cache_usage_perc" + labels), "0.5") << "three of six slots, a quarter of the blocks";
+  EXPECT_EQ(value("vllm:prefix_cache_queries_total" + labels), "500");
+  EXPECT_EQ(value("vllm:prefix_cache_hits_total" + labels), "320");
+  EXPECT_EQ(value("rubato_kv_blocks_cached"), "40");
+  EXPECT_EQ(value("rubato_state_slots{use=\"running\"}"), "3");
+  EXPECT_EQ(value("rubato_state_slots{use=\"snapshot\"}"), "2");
+  EXPECT_EQ(value("rubato_state_slots{use=\"free\"}"), "1");
+  EXPECT_EQ(value("rubato_prefix_cache_evictions_total{kind=\"block\"}"), "7");
+  EXPECT_EQ(value("rubato_prefix_cache_evictions_total{kind=\"snapshot\"}"), "1");
 }
 
 TEST_F(MetricsTest, steps_are_counted_by_shape_and_rebuilds_by_result) {

@@ -45,7 +45,9 @@ TEST(OpenAiApi, completion_has_openais_form) {
   EXPECT_EQ(body["model"], "tiny");
   EXPECT_EQ(body["choices"], Json::parse(R"([{"index":0,"text":"hello world","logprobs":null,"finish_reason":"stop"}])"));
   // The end token was generated too, and counts.
-  EXPECT_EQ(body["usage"], Json::parse(R"({"prompt_tokens":3,"completion_tokens":12,"total_tokens":15})"));
+  EXPECT_EQ(
+      body["usage"],
+      Json::parse(R"({"prompt_tokens":3,"completion_tokens":12,"total_tokens":15,"prompt_tokens_details":{"cached_tokens":0}})"));
 }
 
 TEST(OpenAiApi, chat_has_openais_form) {
@@ -165,7 +167,9 @@ TEST(OpenAiApi, n_choices_come_complete_and_the_prompt_counts_once) {
     EXPECT_EQ(body["choices"][static_cast<std::size_t>(i)]["index"], i);
     EXPECT_EQ(body["choices"][static_cast<std::size_t>(i)]["finish_reason"], "stop");
   }
-  EXPECT_EQ(body["usage"], Json::parse(R"({"prompt_tokens":3,"completion_tokens":48,"total_tokens":51})"));
+  EXPECT_EQ(
+      body["usage"],
+      Json::parse(R"({"prompt_tokens":3,"completion_tokens":48,"total_tokens":51,"prompt_tokens_details":{"cached_tokens":0}})"));
 }
 
 TEST(OpenAiApi, prompts_of_an_array_are_sets_of_choices) {

@@ -202,6 +202,40 @@ TEST(ReplayClient, every_request_asks_for_a_stream_of_exactly_its_tokens) {
   EXPECT_EQ(lengths.size(), 20u);
 }
 
+TEST(ReplayClient, prompts_of_equal_blocks_begin_with_equal_tokens) {
+  std::mutex mutex;
+  std::vector<std::vector<int>> prompts;
+  TinyServer server([&](int socket, const TinyServer::Request& request) {
+    {
+      const std::scoped_lock lock(mutex);
+      prompts.push_back(nlohmann::json::parse(request.body).at("prompt").get<std::vector<int>>());
+    }
+    TinyServer::write(socket, answer_to(request));
+  });
+  Workload workload = requests(3);
+  workload.block_tokens = 4;
+  const std::vector<std::vector<std::uint64_t>> blocks{{7, 8}, {7, 9}, {6, 8}};
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    workload.arrivals[i].prompt_tokens = 10;  // two blocks, and two tokens of nobody else's
+    workload.arrivals[i].blocks = blocks[i];
+  }
+  EXPECT_EQ(kinds_of(run_or_fail(std::move(workload), options_for(server))), (std::map<std::string, int>{{"", 3}}));
+  ASSERT_EQ(prompts.size(), 3U);
+  const auto part = [&](std::size_t prompt, std::ptrdiff_t begin, std::ptrdiff_t end) {
+    return std::vector<int>(prompts[prompt].begin() + begin, prompts[prompt].begin() + end);
+  };
+  // Two of three share their first block, two their second one, no two their ends.
+  std::set<std::vector<int>> first, second, rest;
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    first.insert(part(i, 0, 4));
+    second.insert(part(i, 4, 8));
+    rest.insert(part(i, 8, 10));
+  }
+  EXPECT_EQ(first.size(), 2U);
+  EXPECT_EQ(second.size(), 2U);
+  EXPECT_EQ(rest.size(), 3U);
+}
+
 TEST(ReplayClient, events_cut_over_segments_are_put_together) {
   TinyServer server([](int socket, const TinyServer::Request& request) {
     const std::string answer = answer_to(request);

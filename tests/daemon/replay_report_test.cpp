@@ -16,7 +16,8 @@ std::string token_event(const std::string& text, const std::string& reason = "nu
   return "data: {\"choices\":[{\"index\":0,\"text\":\"" + text + "\",\"finish_reason\":" + reason + "}]}\n\n";
 }
 const std::string usage_event =
-    "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":4,\"completion_tokens\":3,\"total_tokens\":7}}\n\n";
+    "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":4,\"completion_tokens\":3,\"total_tokens\":7,"
+    "\"prompt_tokens_details\":{\"cached_tokens\":2}}}\n\n";
 const std::string done_event = "data: [DONE]\n\n";
 
 Outcome finished(const StreamReader& reader, Duration arrived = {}) {
@@ -37,6 +38,7 @@ TEST(ReplayStream, first_token_and_gaps_are_measured) {
   EXPECT_EQ(outcome.ttft, milliseconds(100));
   EXPECT_EQ(outcome.gaps, (std::vector<Duration>{milliseconds(20), milliseconds(50)}));
   EXPECT_EQ(outcome.tokens, 3);
+  EXPECT_EQ(outcome.cached_tokens, 2);
 }
 
 TEST(ReplayStream, any_cut_of_the_bytes_gives_the_same) {
@@ -100,7 +102,7 @@ Outcome failed(std::uint32_t phase, Duration arrived, const std::string& kind) {
 }
 
 Workload two_phases() {
-  return {.phases = {{"calm", seconds(0), seconds(10)}, {"rush", seconds(10), seconds(10)}}, .arrivals = {}, .clipped = 0};
+  return {.phases = {{"calm", seconds(0), seconds(10)}, {"rush", seconds(10), seconds(10)}}, .arrivals = {}};
 }
 
 TEST(ReplayReport, failures_and_misses_count_against_attainment_and_goodput) {
@@ -139,6 +141,22 @@ TEST(ReplayReport, failures_and_misses_count_against_attainment_and_goodput) {
   EXPECT_EQ(json.at("phases").at(0).at("ttftMs").at("p50"), 400.0);
   EXPECT_EQ(json.at("phases").at(1).at("ttftMs").at("p50"), nullptr);
   EXPECT_EQ(json.at("overall").at("failures").at("http 429"), 1);
+}
+
+TEST(ReplayReport, the_prefix_cache_is_held_against_what_the_trace_allows) {
+  LoadRun run;
+  run.elapsed = seconds(20);
+  for (const std::int32_t cached : {4, 0, 6}) {
+    Outcome outcome = complete(0, seconds(1), milliseconds(1), {milliseconds(1)});
+    outcome.shared_tokens = 5;
+    outcome.cached_tokens = cached;
+    run.outcomes.push_back(outcome);
+  }
+  const Report report = summarize(two_phases(), run, {});
+  EXPECT_THAT(to_table(report),
+              HasSubstr("prompt tokens from the prefix cache: 33.3%; the most that this trace allows: 50.0%\n"));
+  EXPECT_EQ(to_json(report).at("overall").at("cachedTokens"), 10);
+  EXPECT_EQ(to_json(report).at("overall").at("sharedTokens"), 15);
 }
 
 TEST(ReplayReport, tokens_that_came_in_one_event_share_its_gap_in_tpot) {

@@ -12,6 +12,7 @@
 
 #include "daemon/replay/options.h"
 #include "daemon/replay/workload.h"
+#include "tests/support/temporary_folder.h"
 
 namespace rubato::replay {
 namespace {
@@ -56,6 +57,28 @@ TEST(ReplayWorkload, mooncake_times_are_milliseconds) {
   ASSERT_TRUE(workload);
   EXPECT_EQ(workload->arrivals[1].at, seconds(3));
   EXPECT_EQ(workload->arrivals[1].prompt_tokens, 7);
+}
+
+TEST(ReplayWorkload, what_prompts_share_is_counted_in_full_blocks_from_their_begin) {
+  std::istringstream in(
+      "{\"timestamp\": 0, \"input_length\": 1600, \"output_length\": 6, \"hash_ids\": [1, 2, 3, 4]}\n"
+      "{\"timestamp\": 1, \"input_length\": 1600, \"output_length\": 6, \"hash_ids\": [1, 2, 5, 4]}\n"
+      "{\"timestamp\": 2, \"input_length\": 2048, \"output_length\": 6, \"hash_ids\": [1, 2, 3, 4]}\n");
+  const auto parsed = read_mooncake(in, "m");
+  ASSERT_TRUE(parsed);
+  EXPECT_EQ(parsed->block_tokens, 512);
+  const test::TemporaryFolder folder;
+  const auto path = folder.path() / "m.jsonl";
+  std::ofstream(path) << in.str();
+  const auto workload =
+      read_workload({.trace = path, .format = {}, .length_scale = 1.0 / 32, .seconds = {}, .max_model_len = {}});
+  ASSERT_TRUE(workload) << workload.error().message;
+  EXPECT_EQ(workload->block_tokens, 16);
+  std::vector<std::int32_t> shared;
+  for (const Arrival& arrival : workload->arrivals) shared.push_back(arrival.shared_tokens);
+  EXPECT_EQ(shared, (std::vector<std::int32_t>{0, 32, 48}));  // the fourth block of the first is not full
+  std::istringstream bad("{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 6, \"hash_ids\": [\"a\"]}\n");
+  EXPECT_THAT(read_mooncake(bad, "m.jsonl").error().message, HasSubstr("m.jsonl:1: hash_ids must be whole numbers"));
 }
 
 TEST(ReplayWorkload, lengths_arrive_as_a_poisson_stream_of_the_given_rate) {
