@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <optional>
@@ -54,6 +55,7 @@ class RecurrentRowsTest : public testing::TestWithParam<Subject> {
       want.outputs.insert(want.outputs.end(), row.begin(), row.end());
       want.states.push_back(state_of(alone, {0}));
     }
+    for (const float value : want.outputs) EXPECT_TRUE(std::isfinite(value));  // NaN would equal NaN below
     return want;
   }
   static void expect_outputs(const RecurrentShape& shape, const Standard& want, const RecurrentPiece& piece, const float* got) {
