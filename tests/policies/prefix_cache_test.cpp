@@ -2,6 +2,12 @@
 // What a scheduler finds in its prefix cache, when it keeps what, and who holds which slot of recurrent state, rule by rule.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "policies/lane_group.h"
 #include "policies/scheduler.h"
 #include "tests/policies/scheduler_harness.h"
 
@@ -316,6 +322,89 @@ TEST_F(PrefixCache, of_a_request_without_hashes_nothing_is_cached) {
   scheduler.complete({&outcome, 1}, world->now(), std::chrono::milliseconds(1));
   EXPECT_EQ(counts().cached_blocks + counts().states_snapshot, 0);
   scheduler.check_integrity();
+}
+
+/// Step by step, with hashes that the test chooses.
+struct ByHand {
+  /// One step under these knobs. filled: of a sequence whose token ends a block, that block's hash.
+  StepPlan step(PriorityPolicy policy, std::int32_t budget,
+                const std::function<std::optional<BlockHash>(const PlannedRow&)>& filled = {}) {
+    scheduler.apply(
+        {.number = ++settings_number, .knobs = {.max_num_batched_tokens = budget, .max_num_seqs = 8, .priority_policy = policy}});
+    const StepPlan plan = scheduler.plan(now);
+    std::vector<RowOutcome> outcomes;
+    for (const PlannedRow& row : plan.rows) {
+      if (row.samples) outcomes.push_back({.id = row.id, .filled = filled ? filled(row) : std::nullopt});
+    }
+    now += std::chrono::milliseconds(1);
+    scheduler.complete(outcomes, now, std::chrono::milliseconds(1));
+    scheduler.check_integrity();
+    return plan;
+  }
+  void add(std::uint64_t id, std::int32_t prompt, std::span<const BlockHash> prefix = {}) {
+    ASSERT_TRUE(scheduler.add({.id = SequenceId{id},
+                               .arrival = now,
+                               .prompt_tokens = prompt,
+                               .max_new_tokens = 64,
+                               .ttft_target = std::chrono::seconds(1),
+                               .itl_target = std::chrono::seconds(1),
+                               .prefix = prefix}));
+  }
+
+  Scheduler scheduler;
+  TimePoint now{};
+  std::uint64_t settings_number = 1;
+};
+
+// The youngest shares all of its blocks with one that is older but began later, in a step without decodes.
+TEST(PrefixCachePreemption, goes_on_to_the_next_youngest_where_the_first_frees_no_block) {
+  SchedulerLimits limits = options({.block_count = 8}).limits;
+  ByHand lane{.scheduler = Scheduler(limits, {.number = 1, .knobs = {.max_num_batched_tokens = 64, .max_num_seqs = 8}})};
+  const std::vector<BlockHash> text{{.high = 1, .low = 1}, {.high = 2, .low = 2}, {.high = 3, .low = 3}};
+  constexpr SequenceId sharer{4};
+  constexpr SequenceId youngest{5};
+  for (const std::uint64_t old : {1, 2, 3}) lane.add(old, block - 3);
+  lane.step(PriorityPolicy::DecodeFirst, 64);
+  lane.add(sharer.value, 3 * block, text);
+  lane.add(youngest.value, 2 * block - 1, std::span(text).first(1));
+  const auto ends_second_block = [&](const PlannedRow& row) {
+    return row.id == youngest ? std::optional(text[1]) : std::nullopt;
+  };
+  ASSERT_EQ(lane.step(PriorityPolicy::ShortestFirst, 3 + 2 * block - 1, ends_second_block).rows.size(), 4u);
+  ASSERT_EQ(lane.step(PriorityPolicy::DecodeFirst, 4).rows.size(), 4u) << "the youngest's second block is full now";
+  const StepPlan prefill = lane.step(PriorityPolicy::PrefillFirst, block);
+  ASSERT_EQ(prefill.rows.size(), 1u);
+  ASSERT_EQ(prefill.rows[0].id, sharer);
+  ASSERT_EQ(prefill.rows[0].begin, 2 * block) << "has both blocks of the youngest";
+  ASSERT_EQ(lane.step(PriorityPolicy::DecodeFirst, 3).rows.size(), 3u) << "the three that were served longest ago";
+  ASSERT_EQ(lane.scheduler.counts().free_blocks, 2);
+  // All of the oldest need a block; there are two.
+  const StepPlan plan = lane.step(PriorityPolicy::DecodeFirst, 8);
+  EXPECT_EQ(plan.preempted, (std::vector<SequenceId>{youngest, sharer}));
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(plan.rows.at(i).id, SequenceId{i + 1});
+}
+
+TEST(PrefixCacheFreed, cached_blocks_and_snapshots_are_dead_when_they_are_taken_and_not_before) {
+  LaneGroup group({.each = options({.block_count = 4, .state_count = 2}).limits},
+                  {.number = 1, .knobs = {.max_num_batched_tokens = 64, .max_num_seqs = 1}});
+  group.watch_freed();
+  const LaneIndex lane{0};
+  const auto run = [&](std::uint64_t id, std::int32_t prompt, std::span<const BlockHash> prefix) {
+    ASSERT_TRUE(group.add({.id = SequenceId{id}, .arrival = {}, .prompt_tokens = prompt, .max_new_tokens = 1, .prefix = prefix}));
+    ASSERT_EQ(group.plan(lane, {}).rows.size(), 1u);
+    const RowOutcome outcome{.id = SequenceId{id}, .finished = true};
+    group.complete(lane, {&outcome, 1}, {}, std::chrono::milliseconds(1));
+  };
+  const std::vector<BlockHash> text{{.high = 1, .low = 1}, {.high = 2, .low = 2}};
+  run(1, 2 * block + 1, text);
+  EXPECT_EQ(group.totals().cached_blocks, 2);
+  EXPECT_EQ(group.totals().states_snapshot, 1);
+  EXPECT_EQ(group.take_freed(0).size(), 1u) << "the block that is not full";
+  EXPECT_EQ(group.take_freed_states(0).size(), 1u) << "the sequence's own";
+  // Takes all four blocks: the two that are cached die once on the way, and all four, uncached, at the end.
+  run(2, 4 * block - 1, {});
+  EXPECT_EQ(group.totals().evicted_blocks, 2u);
+  EXPECT_EQ(group.take_freed(0).size(), 2u + 4u);
 }
 
 }  // namespace
