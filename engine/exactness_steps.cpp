@@ -146,7 +146,8 @@ Result<void> ExactnessChecker::State::step(Lane& lane, std::span<const Piece> pi
 /// Gives a lane so many others; each begins again when it has come to its end.
 void ExactnessChecker::State::gather(Lane& lane, std::int32_t count) {
   for (std::int32_t i = 0; i < count; ++i) {
-    const auto tokens = static_cast<std::int32_t>(1 + lane.random() % company_tokens_max);
+    const auto longest = static_cast<std::uint64_t>(std::min(company_tokens_max, target.options.max_model_len));
+    const auto tokens = static_cast<std::int32_t>(1 + lane.random() % longest);
     lane.company.push_back(begin(draw_tokens(lane.random, tokens)));
   }
 }

@@ -219,6 +219,20 @@ TEST(ExactnessChecker, says_when_there_is_no_room_to_check_anything) {
   EXPECT_EQ(report.error().code, ErrorCode::InvalidArgument);
 }
 
+TEST(ExactnessChecker, keeps_to_the_longest_sequence_that_an_engine_takes) {
+  for (const std::size_t model : {llama, mamba2, hybrid}) {
+    const ModelConfig config = *synthetic_model_config(test::matrix_models()[model].synthetic);
+    BackendOptions options = test::matrix_options(config, DataType::Float32);
+    options.max_model_len = 32;
+    const auto weights = make_synthetic_weights(config, 7, DataType::Float32);
+    const auto backend = make_cpu_backend(config, *weights, options);
+    ASSERT_TRUE(backend);
+    const ExactnessReport report = check({.lanes = {backend->get()}, .options = options});
+    EXPECT_FALSE(report.failure) << report.text();
+    EXPECT_GT(report.cases, 0);
+  }
+}
+
 TEST(ExactnessChecker, stops_when_asked_to) {
   test::MatrixDevice device = make_cpu_matrix_device(matrix_cases().front(), 1);
   std::stop_source stop;
