@@ -161,12 +161,10 @@ class Ops {
                                                 std::span<const float> sines) = 0;
 
   /// The states of all recurrent layers, zeroed. Called once, before make_recurrent, and only where there are such layers.
-  [[nodiscard]] virtual Result<void> make_states(const RecurrentShape& /*shape*/) {
-    return unexpected(ErrorCode::InvalidArgument, "no recurrent layers here yet");
-  }
+  [[nodiscard]] virtual Result<void> make_states(const RecurrentShape& shape) = 0;
   /// The next recurrent layer, in order: the first is 0, and so are its states.
-  [[nodiscard]] virtual Result<RecurrentId> make_recurrent() { return RecurrentId{}; }
-  virtual void load_recurrent(RecurrentId /*id*/, RecurrentPart /*part*/, const TensorView& /*view*/) {}
+  [[nodiscard]] virtual Result<RecurrentId> make_recurrent() = 0;
+  virtual void load_recurrent(RecurrentId id, RecurrentPart part, const TensorView& view) = 0;
 
   // ---- operations
   /// out[i] = scale * row tokens[i] of table's weights. out: Accumulator, (tokens, inputs).
@@ -195,8 +193,8 @@ class Ops {
   /// k]), the sum in ascending k from the bias on, `in` being the layer's own inputs of all tokens so far. projected:
   /// Accumulator, (tokens, shape.projected()). out: Accumulator, (tokens, shape.channels()). Inputs before the row come from
   /// state.from (zero at position 0); the last window - 1 go to state.to, and those of a snapshot to state.save.
-  virtual void convolve(RecurrentId /*layer*/, const Matrix& /*projected*/, std::span<const SequenceSpan> /*sequences*/,
-                        const Matrix& /*out*/) {}
+  virtual void convolve(RecurrentId layer, const Matrix& projected, std::span<const SequenceSpan> sequences,
+                        const Matrix& out) = 0;
 
   /// The recurrence of one recurrent layer, token after token, all in F32: with dt = clamp(softplus(time step + bias)),
   ///   S[h][p][n] = exp(-exp(A_log[h]) dt) * S[h][p][n] + (dt * x[h][p]) * B[g][n]
@@ -204,14 +202,14 @@ class Ops {
   /// The sum over n is one fixed tree, whatever the rest of the batch. This is the definition, for decode and prefill alike: one
   /// implementation, so that where a sequence is cut changes no bit. projected gives the time steps, convolved x, B and C. out:
   /// Accumulator, (tokens, shape.inner()). States as in convolve.
-  virtual void scan(RecurrentId /*layer*/, const Matrix& /*projected*/, const Matrix& /*convolved*/,
-                    std::span<const SequenceSpan> /*sequences*/, const Matrix& /*out*/) {}
+  virtual void scan(RecurrentId layer, const Matrix& projected, const Matrix& convolved, std::span<const SequenceSpan> sequences,
+                    const Matrix& out) = 0;
 
   /// y: Accumulator, (tokens, inner). gate: the first inner columns of projected. out: Activation, (tokens, inner).
-  virtual void gated_norm(const Matrix& /*y*/, const Matrix& /*projected*/, const GatedNorm& /*norm*/, const Matrix& /*out*/) {}
+  virtual void gated_norm(const Matrix& y, const Matrix& projected, const GatedNorm& norm, const Matrix& out) = 0;
 
   /// out = max(x, 0)^2. x: Accumulator; out: Activation of the same shape.
-  virtual void relu_squared(const Matrix& /*x*/, const Matrix& /*out*/) {}
+  virtual void relu_squared(const Matrix& x, const Matrix& out) = 0;
 
   /// out[i] = x[rows[i]], same format and columns.
   virtual void gather_rows(const Matrix& x, std::span<const std::int32_t> rows, const Matrix& out) = 0;
@@ -222,13 +220,12 @@ class Ops {
   /// Fills the blocks with NaN in every layer.
   virtual void poison(std::span<const BlockId> blocks) = 0;
   /// The same for states.
-  virtual void poison_states(std::span<const StateId> /*states*/) {}
+  virtual void poison_states(std::span<const StateId> states) = 0;
   /// Appends what the cache of one layer holds of one token (slot 0 .. kv_block_tokens-1 of block): its keys, then its values.
   /// What bytes mean is the device's; equal contents give equal bytes. No operation writes them meanwhile.
-  virtual void read_token(std::int32_t /*layer*/, BlockId /*block*/, std::int32_t /*slot*/,
-                          std::vector<std::byte>& /*out*/) const {}
+  virtual void read_token(std::int32_t layer, BlockId block, std::int32_t slot, std::vector<std::byte>& out) const = 0;
   /// The same for one recurrent layer's part of a state.
-  virtual void read_state(std::int32_t /*layer*/, StateId /*state*/, std::vector<std::byte>& /*out*/) const {}
+  virtual void read_state(std::int32_t layer, StateId state, std::vector<std::byte>& out) const = 0;
 };
 
 }  // namespace rubato::engine
