@@ -134,6 +134,8 @@ void read_shared(FieldReader& reader, const RequestLimits& limits, GenerationReq
   read_sampling(reader, limits, out);
   read_stream(reader, out);
   assign(out.cache_salt, reader.text("cache_salt"));
+  if (out.cache_salt.size() > cache_salt_bytes_max)
+    reader.fail("cache_salt", "must not be longer than " + std::to_string(cache_salt_bytes_max) + " bytes");
   if (out.max_tokens && out.sampling.min_new_tokens > *out.max_tokens) {
     reader.fail("min_tokens", "must not be above max_tokens, " + std::to_string(*out.max_tokens));
   }

@@ -44,6 +44,7 @@ struct RequestLimits {
 
 inline constexpr std::size_t stops_max = 16;
 inline constexpr std::size_t stop_bytes_max = 4096;
+inline constexpr std::size_t cache_salt_bytes_max = 1024;  // each choice has one, hashed while no step can be planned
 inline constexpr std::size_t logit_bias_max = engine::logit_biases_max;
 inline constexpr std::size_t stop_token_ids_max = engine::stop_tokens_max;
 inline constexpr std::int32_t top_logprobs_max = engine::top_logprobs_max;

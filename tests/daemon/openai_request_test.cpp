@@ -104,6 +104,7 @@ TEST(OpenAiRequest, values_out_of_range_or_of_the_wrong_type_name_their_paramete
       {"no_such_parameter", {"1", "\"\"", "false"}},
       {"model", {"5", "[]"}},
       {"add_special_tokens", {"1"}},
+      {"cache_salt", {"5", "[]", '"' + std::string(1025, 'a') + '"'}},
   };
   for (const auto& [name, values] : cases) {
     for (const std::string& value : values) {
@@ -127,6 +128,7 @@ TEST(OpenAiRequest, limits_are_accepted) {
         R"("max_completion_tokens":5,"max_tokens":5)"}) {
     EXPECT_EQ(refused(completion(members)), "(accepted)") << members;
   }
+  EXPECT_EQ(refused(completion(R"("cache_salt":")" + std::string(1024, 'a') + "\"")), "(accepted)");
 }
 
 TEST(OpenAiRequest, contradictions_are_refused) {
