@@ -36,6 +36,9 @@ void check_state(const ModelConfig& config, const BackendOptions& options, const
   CHECK(use.save->tokens >= 1 && use.save->tokens <= static_cast<std::int32_t>(row.tokens.size()), "tokens=", use.save->tokens);
 }
 
+/// Of models whose blocks hold nothing: each costs the scheduler some hundred bytes all the same.
+constexpr std::int64_t remembered_blocks_max = 1 << 19;
+
 void check_row(const ModelConfig& config, const BackendOptions& options, const StepRow& row) {
   const std::int64_t end = static_cast<std::int64_t>(row.position) + static_cast<std::int64_t>(row.tokens.size());
   CHECK(!row.tokens.empty());
@@ -132,8 +135,11 @@ CacheSize cache_size(const ModelConfig& config, DataType dtype, const CacheReque
   const PrefixCachingSpec& caching = request.prefix_caching;
   if (size.block_bytes == 0) {
     const std::int64_t longest = policies::blocks_for_tokens(request.max_model_len);
-    size.block_count = count(std::max<std::int64_t>(request.sequences, 1) * longest);
-    size.state_count = count(running + (caching.enabled ? rest / size.state_bytes : 0));
+    const std::int64_t snapshots = caching.enabled ? rest / size.state_bytes : 0;
+    // More than sequences can use, so that it is known for as long as snapshots live which prefixes others had.
+    const std::int64_t remembered = std::min(snapshots * (caching.snapshot_tokens / kv_block_tokens), remembered_blocks_max);
+    size.block_count = count(std::max<std::int64_t>(request.sequences, 1) * longest + remembered);
+    size.state_count = count(running + snapshots);
     return size;
   }
   // As many bytes of snapshots to each byte of blocks as so many tokens have.

@@ -7,7 +7,10 @@
 namespace rubato::policies {
 
 KvPool::KvPool(const SchedulerLimits& limits)
-    : blocks(limits.block_count), states(limits.state_count), caching(limits.prefix_caching.enabled) {}
+    : blocks(limits.block_count),
+      states(limits.state_count),
+      caching(limits.prefix_caching.enabled),
+      blocks_hold_keys(limits.blocks_hold_keys) {}
 
 PoolLoad KvPool::load() const {
   PoolLoad load{.block_count = blocks.block_count(),
@@ -87,9 +90,10 @@ void KvPool::add_counts(SchedulerCounts& counts) const {
   counts.states_running += states.working_count();
   counts.states_snapshot += states.snapshot_count();
   counts.state_count += states.state_count();
+  counts.evicted_snapshots += states.evicted();
+  if (!blocks_hold_keys) return;  // then nothing is lost with one
   counts.cached_blocks += blocks.cached_count();
   counts.evicted_blocks += blocks.evicted();
-  counts.evicted_snapshots += states.evicted();
 }
 
 }  // namespace rubato::policies

@@ -45,6 +45,7 @@ struct KvPool {
   BlockPool blocks;
   StatePool states;
   const bool caching;
+  const bool blocks_hold_keys;
   std::vector<Scheduler::State*> lanes;
   std::vector<BlockId> freed;  // dead since somebody last looked; without capacity: nobody does
   std::vector<StateId> freed_states;

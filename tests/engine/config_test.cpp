@@ -314,6 +314,52 @@ TEST(Config, synthetic_models_are_checked_field_by_field) {
   EXPECT_EQ(field([](SyntheticModel& m) { m.vocabulary = 0; }), "spec.model.synthetic.vocabulary");
 }
 
+TEST(Config, a_pool_is_divided_between_blocks_states_and_snapshots) {
+  const auto size = [](Architecture architecture, std::int64_t bytes, bool caching) {
+    SyntheticModel model{.architecture = architecture,
+                         .hidden_size = 64,
+                         .layers = 4,
+                         .mamba_heads = 4,
+                         .mamba_head_size = 32,
+                         .state_size = 32,
+                         .vocabulary = 256};
+    if (architecture == Architecture::Hybrid) {
+      model.heads = 4;
+      model.kv_heads = 2;
+      model.feed_forward = 128;
+      model.attention_every = 2;
+    }
+    const ModelConfig config = *synthetic_model_config(model);
+    return cache_size(
+        config, DataType::Float32,
+        {.bytes = bytes, .max_model_len = 100, .sequences = 5, .prefix_caching = {.enabled = caching, .snapshot_tokens = 64}});
+  };
+  // A layer's state: 3 inputs of 128 + 2 * 32 channels, and 128 rows of 32.
+  constexpr std::int64_t layer = (3 * 192 + 128 * 32) * 4;
+  constexpr std::int64_t block = 2 * 2 * 16 * 4 * 16 * 2;  // keys and values of two layers
+
+  const CacheSize hybrid = size(Architecture::Hybrid, 1 << 20, true);
+  EXPECT_EQ(hybrid.state_bytes, 2 * layer);
+  EXPECT_EQ(hybrid.block_bytes, block);
+  const std::int64_t rest = (1 << 20) - 5 * 2 * layer;
+  const std::int64_t snapshots = rest / (2 * layer + 4 * block);  // one with four blocks each
+  EXPECT_EQ(hybrid.state_count, 5 + snapshots);
+  EXPECT_EQ(hybrid.block_count, (rest - snapshots * 2 * layer) / block);
+  EXPECT_EQ(size(Architecture::Hybrid, 1 << 20, false).state_count, 5);
+  EXPECT_EQ(size(Architecture::Hybrid, 1 << 20, false).block_count, rest / block);
+  // Less than all sequences need: fewer run at once, and blocks get what is left.
+  EXPECT_EQ(size(Architecture::Hybrid, 5 * layer, true).state_count, 2);
+  EXPECT_EQ(size(Architecture::Hybrid, 100, true).state_count, 0);
+  EXPECT_EQ(size(Architecture::Hybrid, -1, true).block_count, 0);
+
+  const CacheSize mamba2 = size(Architecture::Mamba2, 1 << 20, true);
+  EXPECT_EQ(mamba2.block_bytes, 0);
+  EXPECT_EQ(mamba2.state_count, (1 << 20) / (4 * layer));
+  EXPECT_EQ(mamba2.block_count, 5 * 7 + (mamba2.state_count - 5) * 4) << "the longest of each, and prefixes of the snapshots";
+  EXPECT_EQ(size(Architecture::Mamba2, 1 << 20, false).state_count, 5);
+  EXPECT_EQ(size(Architecture::Mamba2, 1 << 20, false).block_count, 5 * 7);
+}
+
 TEST(Config, sizes_follow_from_the_tensors) {
   ModelConfig config = *synthetic_model_config(synthetic());
   // embedding and head 2 * 256 * 64, norms 5 * 64, per layer q 64*64, k and v 32*64 each, o 64*64, three of 128*64

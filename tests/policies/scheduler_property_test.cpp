@@ -47,7 +47,7 @@ TEST_P(SchedulerProperty, contracts_hold_with_states_and_a_prefix_cache) {
     EXPECT_GT(total.preemptions, model.few_states ? 0u : 5u);
     if (!model.caching) continue;
     EXPECT_GT(total.counts.prefix_hits, model.few_states ? 0u : 1000u);
-    EXPECT_GT(total.counts.evicted_blocks, 100u);
+    EXPECT_EQ(total.counts.evicted_blocks > 100u, model.attention);
     EXPECT_EQ(total.counts.evicted_snapshots > 50u, model.recurrent);
   }
 }
