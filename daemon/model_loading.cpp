@@ -79,21 +79,42 @@ Result<void> make_backends(const EngineSpec& spec, engine::WeightSource& weights
 }
 
 /// Whether the longest request fits when it is alone.
-Result<void> check_cache(const engine::CacheSize& cache, std::int32_t max_model_len, const CapacitySpec& capacity) {
-  const auto too_small = [&](const std::string& holds, std::int64_t bytes) {
-    return unexpected(ErrorCode::InvalidArgument, "spec.capacity.kvCacheMemory",
-                      fmt::format("{} holds {}; at least {} is needed", format_quantity(capacity.kv_cache_memory), holds,
-                                  format_quantity(((bytes >> 20) + 1) << 20)));
+bool holds_longest(const engine::CacheSize& cache, std::int32_t max_model_len) {
+  return (cache.state_bytes == 0 || cache.state_count > 0) && cache.block_count >= policies::blocks_for_tokens(max_model_len);
+}
+
+/// Whole MiB above the requested bytes with which it does. Found by trying, because states and snapshots have their part of
+/// whatever is added.
+std::int64_t bytes_needed(const ModelPlan& plan, engine::CacheRequest request) {
+  constexpr std::int64_t most = std::int64_t{1} << 40;  // MiB; ends the search whatever the model
+  const auto enough = [&](std::int64_t mebibytes) {
+    request.bytes = mebibytes << 20;
+    return holds_longest(engine::cache_size(plan.config, plan.dtype, request), request.max_model_len);
   };
-  const std::int64_t blocks_needed = policies::blocks_for_tokens(max_model_len);
-  const std::int64_t bytes = blocks_needed * cache.block_bytes;
-  if (cache.state_bytes > 0 && cache.state_count == 0) return too_small("no state of a sequence", cache.state_bytes + bytes);
-  if (cache.block_count >= blocks_needed) return {};
-  const std::int64_t states = std::int64_t{cache.state_count} * cache.state_bytes;
-  return too_small(
-      fmt::format("{} tokens{}, less than one request of maxModelLen {}", std::int64_t{cache.block_count} * kv_block_tokens,
-                  states == 0 ? "" : fmt::format(" beside {} states", cache.state_count), max_model_len),
-      states + bytes);
+  std::int64_t below = request.bytes >> 20;
+  std::int64_t above = below + 1;
+  while (!enough(above) && above < most) {
+    below = above;
+    above *= 2;
+  }
+  while (above - below > 1) {
+    const std::int64_t middle = below + (above - below) / 2;
+    (enough(middle) ? above : below) = middle;
+  }
+  return above << 20;
+}
+
+Result<void> check_cache(const ModelPlan& plan, const engine::CacheRequest& request) {
+  const engine::CacheSize& cache = plan.cache;
+  if (holds_longest(cache, request.max_model_len)) return {};
+  std::string holds = "no state of a sequence";
+  if (cache.state_bytes == 0 || cache.state_count > 0) {
+    holds = fmt::format("{} tokens{}, less than one request of maxModelLen {}", std::int64_t{cache.block_count} * kv_block_tokens,
+                        cache.state_count == 0 ? "" : fmt::format(" beside {} states", cache.state_count), request.max_model_len);
+  }
+  return unexpected(ErrorCode::InvalidArgument, "spec.capacity.kvCacheMemory",
+                    fmt::format("{} holds {}; at least {} is needed", format_quantity(request.bytes), holds,
+                                format_quantity(bytes_needed(plan, request))));
 }
 
 bool may_disaggregate(const EngineSpec& spec) {
@@ -123,13 +144,12 @@ Result<ModelPlan> plan_model(const EngineSpec& spec) {
     max_model_len = plan.config.max_position;
   }
   const std::int32_t lanes_per_device = devices == 1 && may_disaggregate(spec) ? 2 : 1;
-  plan.cache = engine::cache_size(plan.config, plan.dtype,
-                                  {.bytes = spec.capacity.kv_cache_memory,
+  const engine::CacheRequest cache{.bytes = spec.capacity.kv_cache_memory,
                                    .max_model_len = max_model_len,
                                    .sequences = lanes_per_device * spec.capacity.max_num_seqs,
-                                   .prefix_caching = spec.prefix_caching});
-  if (Result<void> holds = check_cache(plan.cache, max_model_len, spec.capacity); !holds)
-    return Unexpected(std::move(holds).error());
+                                   .prefix_caching = spec.prefix_caching};
+  plan.cache = engine::cache_size(plan.config, plan.dtype, cache);
+  if (Result<void> holds = check_cache(plan, cache); !holds) return Unexpected(std::move(holds).error());
   if (plan.cache.state_bytes > 0 && plan.cache.state_count < lanes_per_device * spec.capacity.max_num_seqs) {
     plan.notes.push_back(fmt::format("capacity.kvCacheMemory {} holds {} states of {}: no more sequences run at once",
                                      format_quantity(spec.capacity.kv_cache_memory), plan.cache.state_count,
