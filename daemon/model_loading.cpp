@@ -218,7 +218,11 @@ Result<LoadedModel> load_model(const EngineSpec& spec, const std::filesystem::pa
   model.backend_options = options;
   if (spec.exactness == Exactness::Trust) return model;
   Result<engine::ExactnessReport> report = check_model_exactness(model, {});
-  if (!report) return Unexpected(std::move(report).error());
+  if (!report) {
+    Error error = std::move(report).error();
+    error.field = "spec.exactness";
+    return Unexpected(std::move(error));
+  }
   if (report->failure) return unexpected(ErrorCode::Internal, "spec.exactness", report->text());
   model.plan.findings.push_back("exactness verified: " + report->text());
   return model;

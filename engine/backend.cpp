@@ -36,7 +36,9 @@ void check_state(const ModelConfig& config, const BackendOptions& options, const
   CHECK(use.save->tokens >= 1 && use.save->tokens <= static_cast<std::int32_t>(row.tokens.size()), "tokens=", use.save->tokens);
 }
 
-/// Of models whose blocks hold nothing: each costs the scheduler some hundred bytes all the same.
+/// Of models whose blocks hold nothing: each costs the scheduler some hundred bytes all the same. Where running sequences of the
+/// longest kind would need more, they are counted against as many.
+constexpr std::int64_t counted_blocks_max = 1 << 20;
 constexpr std::int64_t remembered_blocks_max = 1 << 19;
 
 void check_row(const ModelConfig& config, const BackendOptions& options, const StepRow& row) {
@@ -130,21 +132,24 @@ CacheSize cache_size(const ModelConfig& config, DataType dtype, const CacheReque
     size.block_count = size.block_bytes > 0 ? count(request.bytes / size.block_bytes) : 0;
     return size;
   }
-  const std::int64_t running = std::min<std::int64_t>(request.sequences, request.bytes / size.state_bytes);
-  const std::int64_t rest = request.bytes - running * size.state_bytes;
   const PrefixCachingSpec& caching = request.prefix_caching;
+  const std::int64_t blocks_per_snapshot = caching.snapshot_tokens / kv_block_tokens;
+  const std::int64_t longest = policies::blocks_for_tokens(request.max_model_len);
+  const std::int64_t longest_bytes = longest * size.block_bytes;
+  const std::int64_t held = std::max<std::int64_t>(request.bytes - longest_bytes, 0) / size.state_bytes;
+  const std::int64_t running = std::min<std::int64_t>(request.sequences, held);
+  const std::int64_t rest = request.bytes - running * size.state_bytes;
   if (size.block_bytes == 0) {
-    const std::int64_t longest = policies::blocks_for_tokens(request.max_model_len);
     const std::int64_t snapshots = caching.enabled ? rest / size.state_bytes : 0;
     // More than sequences can use, so that it is known for as long as snapshots live which prefixes others had.
-    const std::int64_t remembered = std::min(snapshots * (caching.snapshot_tokens / kv_block_tokens), remembered_blocks_max);
-    size.block_count = count(std::max<std::int64_t>(request.sequences, 1) * longest + remembered);
+    const std::int64_t remembered = std::min(snapshots * blocks_per_snapshot, remembered_blocks_max);
+    size.block_count = count(std::max(std::min(running * longest, counted_blocks_max), longest) + remembered);
     size.state_count = count(running + snapshots);
     return size;
   }
-  // As many bytes of snapshots to each byte of blocks as so many tokens have.
-  const std::int64_t blocks_per_snapshot = caching.snapshot_tokens / kv_block_tokens;
-  const std::int64_t snapshots = caching.enabled ? rest / (size.state_bytes + blocks_per_snapshot * size.block_bytes) : 0;
+  // As many bytes of snapshots to each byte of blocks as so many tokens have, the longest sequence's own left aside.
+  const std::int64_t shared = std::max<std::int64_t>(rest - longest_bytes, 0);
+  const std::int64_t snapshots = caching.enabled ? shared / (size.state_bytes + blocks_per_snapshot * size.block_bytes) : 0;
   size.state_count = count(running + snapshots);
   size.block_count = count((rest - snapshots * size.state_bytes) / size.block_bytes);
   return size;

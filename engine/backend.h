@@ -192,9 +192,10 @@ struct CacheSize {
 };
 
 /// The pool's size for a byte budget; the one function that start-up, status and checks use. Attention alone: all of it are
-/// blocks. With recurrent layers: first a state for each sequence that may run at once (as many as the budget holds), then, in
-/// one proportion, blocks and (with prefix caching) a snapshot for each snapshot_tokens tokens of them. Without attention blocks
-/// cost nothing, and there are enough for every sequence's longest, and with prefix caching some to remember prefixes by.
+/// blocks. With recurrent layers: first the blocks of one longest sequence, then a state for each sequence that may run at once
+/// (as many as the budget holds), then, in one proportion, blocks and (with prefix caching) a snapshot for each snapshot_tokens
+/// tokens of them. Without attention blocks cost nothing: there are enough for running sequences, and with prefix caching some to
+/// remember prefixes by, a million and a half at most.
 [[nodiscard]] CacheSize cache_size(const ModelConfig& config, DataType dtype, const CacheRequest& request);
 
 /// Bytes of one step's scratch plus weights, so that start-up can refuse before the allocation fails.

@@ -95,7 +95,8 @@ void check_synthetic(const SyntheticModel& m, const std::string& at, Checker& ch
   if (m.architecture != Architecture::Llama) check_recurrence(m, at, checker);
   if (m.architecture != Architecture::Hybrid) return;
   const std::int32_t every = m.attention_every != 0 ? m.attention_every : 4;
-  checker.require(every > 1 && every <= m.layers, at + ".attentionEvery", {at + ".layers"}, number(every),
+  checker.require(m.layers > 1, at + ".layers", {}, number(m.layers), "must be at least 2 for layers of both kinds");
+  checker.require(m.layers <= 1 || (every > 1 && every <= m.layers), at + ".attentionEvery", {at + ".layers"}, number(every),
                   "must be 2.." + number(m.layers) + " (layers), so that layers of both kinds are left");
 }
 

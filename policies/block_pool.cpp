@@ -7,7 +7,8 @@
 
 namespace rubato::policies {
 
-BlockPool::BlockPool(std::int32_t block_count) : index_(block_count), free_count_(block_count) {
+BlockPool::BlockPool(std::int32_t block_count, Finding finding)
+    : index_(finding == Finding::ByHash ? block_count : 0), free_count_(block_count) {
   CHECK(block_count > 0, "block_count=", block_count);
   entries_.resize(static_cast<std::size_t>(block_count) + 1);
   for (std::int32_t entry = 0; entry <= block_count; ++entry) {

@@ -16,7 +16,9 @@ namespace rubato::policies {
 /// it is cached, until the block comes to the front of the free list and is taken. Everything costs O(1) and allocates nothing.
 class BlockPool {
  public:
-  explicit BlockPool(std::int32_t block_count);
+  enum class Finding : std::uint8_t { None, ByHash };
+  /// None: no block is ever cached, and nothing is kept to find one by.
+  explicit BlockPool(std::int32_t block_count, Finding finding = Finding::ByHash);
 
   /// The block that has been free for longest, with one reference. If it was cached, it no longer is. Precondition:
   /// free_count() > 0.

@@ -7,7 +7,7 @@
 namespace rubato::policies {
 
 KvPool::KvPool(const SchedulerLimits& limits)
-    : blocks(limits.block_count),
+    : blocks(limits.block_count, limits.prefix_caching.enabled ? BlockPool::Finding::ByHash : BlockPool::Finding::None),
       states(limits.state_count),
       caching(limits.prefix_caching.enabled),
       blocks_hold_keys(limits.blocks_hold_keys) {}

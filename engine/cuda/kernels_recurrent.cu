@@ -21,6 +21,8 @@ std::uint32_t blocks_for(std::int64_t count, std::int64_t size) {
 constexpr std::int32_t window_max = 8;
 constexpr std::int32_t state_size_max = 256;
 constexpr std::int64_t grid_y_max = 65535;
+constexpr std::int32_t convolve_threads = 128;
+constexpr std::int32_t scan_slice = 32;  // elements of a head that a full block of the scan has
 
 // ---- functions: one for all paths
 
@@ -58,13 +60,16 @@ Result<void> check_recurrent(const StateShape& shape) {
     return unexpected(ErrorCode::InvalidArgument, what,
                       std::string("recurrent layers: ") + what + " " + std::to_string(value) + " is not " + allowed);
   };
-  if (shape.heads < 1 || shape.heads > grid_y_max) return refused("heads", shape.heads, "1 to " + std::to_string(grid_y_max));
   if (shape.head_size < 1 || shape.head_size > 1024) return refused("head_size", shape.head_size, "1 to 1024");
+  const std::int64_t heads_max = grid_y_max / blocks_for(shape.head_size, scan_slice);
+  if (shape.heads < 1 || shape.heads > heads_max) return refused("heads", shape.heads, "1 to " + std::to_string(heads_max));
   if (shape.groups < 1 || shape.heads % shape.groups != 0) return refused("groups", shape.groups, "a divisor of heads");
   if (shape.state_size < 1 || shape.state_size > state_size_max)
     return refused("state_size", shape.state_size, "1 to " + std::to_string(state_size_max));
   if (shape.window < 1 || shape.window > window_max)
     return refused("window", shape.window, "1 to " + std::to_string(window_max) + " (of the convolution)");
+  if (shape.channels > grid_y_max * convolve_threads)
+    return refused("channels", shape.channels, "up to " + std::to_string(grid_y_max * convolve_threads));
   return {};
 }
 
@@ -78,7 +83,6 @@ Result<void> check_recurrent(const StateShape& shape) {
 namespace {
 
 constexpr std::int32_t convolve_tokens = 16;  // of a piece; independent loads, so that many are on their way at once
-constexpr std::int32_t convolve_threads = 128;
 
 template <int window>
 struct Taps {

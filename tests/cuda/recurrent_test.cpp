@@ -286,6 +286,8 @@ TEST_F(RecurrentTest, shapes_that_no_kernel_is_made_for_are_refused_by_name) {
                                  staging.batch(), stream())
                        .value();
   const std::map<std::string, RecurrentShape> refused{{"state_size", recurrent_shape(2, 8, 1, 257, 4)},
+                                                      {"heads", recurrent_shape(4096, 1024, 1, 16, 4)},
+                                                      {"channels", recurrent_shape(32000, 64, 32000, 100, 4)},
                                                       {"window", recurrent_shape(2, 8, 1, 16, 9)},
                                                       {"groups", recurrent_shape(4, 8, 3, 16, 4)},
                                                       {"head_size", recurrent_shape(2, 1025, 1, 16, 4)}};

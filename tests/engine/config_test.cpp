@@ -342,13 +342,15 @@ TEST(Config, a_pool_is_divided_between_blocks_states_and_snapshots) {
   EXPECT_EQ(hybrid.state_bytes, 2 * layer);
   EXPECT_EQ(hybrid.block_bytes, block);
   const std::int64_t rest = (1 << 20) - 5 * 2 * layer;
-  const std::int64_t snapshots = rest / (2 * layer + 4 * block);  // one with four blocks each
+  const std::int64_t snapshots = (rest - 7 * block) / (2 * layer + 4 * block);  // one with four blocks each, beside the longest
   EXPECT_EQ(hybrid.state_count, 5 + snapshots);
   EXPECT_EQ(hybrid.block_count, (rest - snapshots * 2 * layer) / block);
   EXPECT_EQ(size(Architecture::Hybrid, 1 << 20, false).state_count, 5);
   EXPECT_EQ(size(Architecture::Hybrid, 1 << 20, false).block_count, rest / block);
   // Less than all sequences need: fewer run at once, and blocks get what is left.
-  EXPECT_EQ(size(Architecture::Hybrid, 5 * layer, true).state_count, 2);
+  EXPECT_EQ(size(Architecture::Hybrid, 5 * layer + 7 * block, true).state_count, 2);
+  EXPECT_EQ(size(Architecture::Hybrid, 4 * layer + 7 * block, true).block_count, 7)
+      << "the longest one fits whatever runs beside it";
   EXPECT_EQ(size(Architecture::Hybrid, 100, true).state_count, 0);
   EXPECT_EQ(size(Architecture::Hybrid, -1, true).block_count, 0);
 
