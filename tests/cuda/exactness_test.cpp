@@ -18,16 +18,17 @@ struct CudaMatrixCase {
 std::vector<CudaMatrixCase> cuda_matrix_cases() {
   std::vector<CudaMatrixCase> cases;
   for (const test::MatrixModel& model : test::matrix_models()) {
-    for (const DataType dtype : {DataType::Float32, DataType::BFloat16}) cases.push_back({.model = model, .dtype = dtype});
+    cases.push_back({.model = model, .dtype = DataType::BFloat16});
+    if (model.name == "mamba2") cases.push_back({.model = model, .dtype = DataType::Float32});
   }
   return cases;
 }
 
-/// Every 37th of the whole matrix, which is prime to the length of every axis.
+/// Every 53rd of the whole matrix, which is prime to the length of every axis.
 std::vector<ExactnessCase> selection() {
   const std::vector<ExactnessCase> all = test::whole_matrix();
   std::vector<ExactnessCase> cases;
-  for (std::size_t i = 0; i < all.size(); i += 37) {
+  for (std::size_t i = 0; i < all.size(); i += 53) {
     cases.push_back(all[i]);
     cases.back().company = std::min(cases.back().company, 5);
   }
@@ -56,7 +57,7 @@ TEST_P(CudaExactness, every_way_gives_the_bits_of_token_by_token) {
         return make_cuda_backend(config, weights, each, next++);
       });
   ASSERT_FALSE(device.target.lanes.empty());
-  device.target.prompt_tokens = 55;
+  device.target.prompt_tokens = 38;
   device.target.new_tokens = 3;
   Result<ExactnessChecker> checker = ExactnessChecker::make(device.target);
   ASSERT_TRUE(checker) << checker.error().message;
