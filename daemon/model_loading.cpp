@@ -83,29 +83,14 @@ bool holds_longest(const engine::CacheSize& cache, std::int32_t max_model_len) {
   return (cache.state_bytes == 0 || cache.state_count > 0) && cache.block_count >= policies::blocks_for_tokens(max_model_len);
 }
 
-/// Whole MiB above the requested bytes with which it does. Found by trying, because states and snapshots have their part of
-/// whatever is added.
-std::int64_t bytes_needed(const ModelPlan& plan, engine::CacheRequest request) {
-  constexpr std::int64_t most = std::int64_t{1} << 40;  // MiB; ends the search whatever the model
-  const auto enough = [&](std::int64_t mebibytes) {
-    request.bytes = mebibytes << 20;
-    return holds_longest(engine::cache_size(plan.config, plan.dtype, request), request.max_model_len);
-  };
-  std::int64_t below = request.bytes >> 20;
-  std::int64_t above = below + 1;
-  while (!enough(above) && above < most) {
-    below = above;
-    above *= 2;
-  }
-  while (above - below > 1) {
-    const std::int64_t middle = below + (above - below) / 2;
-    (enough(middle) ? above : below) = middle;
-  }
-  return above << 20;
+/// In whole MiB, what cache_size sets aside before anything else: one state, and the blocks of one longest sequence.
+std::int64_t bytes_needed(const engine::CacheSize& cache, std::int32_t max_model_len) {
+  constexpr std::int64_t mebibyte = 1 << 20;
+  const std::int64_t bytes = cache.state_bytes + std::int64_t{policies::blocks_for_tokens(max_model_len)} * cache.block_bytes;
+  return (bytes + mebibyte - 1) / mebibyte * mebibyte;
 }
 
-Result<void> check_cache(const ModelPlan& plan, const engine::CacheRequest& request) {
-  const engine::CacheSize& cache = plan.cache;
+Result<void> check_cache(const engine::CacheSize& cache, const engine::CacheRequest& request) {
   if (holds_longest(cache, request.max_model_len)) return {};
   std::string holds = "no state of a sequence";
   if (cache.state_bytes == 0 || cache.state_count > 0) {
@@ -114,7 +99,7 @@ Result<void> check_cache(const ModelPlan& plan, const engine::CacheRequest& requ
   }
   return unexpected(ErrorCode::InvalidArgument, "spec.capacity.kvCacheMemory",
                     fmt::format("{} holds {}; at least {} is needed", format_quantity(request.bytes), holds,
-                                format_quantity(bytes_needed(plan, request))));
+                                format_quantity(bytes_needed(cache, request.max_model_len))));
 }
 
 bool may_disaggregate(const EngineSpec& spec) {
@@ -149,7 +134,7 @@ Result<ModelPlan> plan_model(const EngineSpec& spec) {
                                    .sequences = lanes_per_device * spec.capacity.max_num_seqs,
                                    .prefix_caching = spec.prefix_caching};
   plan.cache = engine::cache_size(plan.config, plan.dtype, cache);
-  if (Result<void> holds = check_cache(plan, cache); !holds) return Unexpected(std::move(holds).error());
+  if (Result<void> holds = check_cache(plan.cache, cache); !holds) return Unexpected(std::move(holds).error());
   if (plan.cache.state_bytes > 0 && plan.cache.state_count < lanes_per_device * spec.capacity.max_num_seqs) {
     plan.notes.push_back(fmt::format("capacity.kvCacheMemory {} holds {} states of {}: no more sequences run at once",
                                      format_quantity(spec.capacity.kv_cache_memory), plan.cache.state_count,
