@@ -5,30 +5,15 @@
 
 #include "engine/cuda/element.cuh"
 #include "engine/cuda/kernels.h"
+#include "engine/cuda/row_launch.h"
 #include "engine/cuda/runtime.h"
 #include "manifests/check.h"
 
 namespace rubato::engine::cuda {
-namespace {
-
-std::uint32_t blocks_for(std::int64_t count, std::int64_t size) {
-  return static_cast<std::uint32_t>((count + size - 1) / size);
-}
-
-}  // namespace
 
 // ---- gated_norm: one block per group of one row
 
 namespace {
-
-constexpr int gate_columns = 4;  // of one thread at a time: 16 bytes of F32
-constexpr int gate_kept = 4;     // packs of a thread that stay in registers between the two passes: groups of up to 8192 columns
-
-std::uint32_t gate_threads(std::int32_t columns) {
-  std::uint32_t threads = warp_lanes;
-  while (threads < 512 && static_cast<std::int64_t>(threads) * 2 * gate_columns < columns) threads *= 2;
-  return threads;
-}
 
 struct GatedGroup {
   const float* y = nullptr;
@@ -40,30 +25,30 @@ struct GatedGroup {
 
 /// What is normalised: y, gated before where the order says so. Returns the squares so far.
 __device__ inline float load_gated(const GatedGroup& group, GateOrder order, std::int32_t column, float squares,
-                                   float (&values)[gate_columns]) {
+                                   float (&values)[norm_columns]) {
   load_columns(group.y, column, group.columns, group.packed, values);
   if (order != GateOrder::NormFirst) {
-    float gates[gate_columns];
+    float gates[norm_columns];
     load_columns(group.gate, column, group.columns, group.packed, gates);
 #pragma unroll
-    for (int i = 0; i < gate_columns; ++i) values[i] = __fmul_rn(values[i], silu(gates[i]));
+    for (int i = 0; i < norm_columns; ++i) values[i] = __fmul_rn(values[i], silu(gates[i]));
   }
 #pragma unroll
-  for (int i = 0; i < gate_columns; ++i) squares = fmaf(values[i], values[i], squares);
+  for (int i = 0; i < norm_columns; ++i) squares = fmaf(values[i], values[i], squares);
   return squares;
 }
 
 template <class Element>
 __device__ inline void store_normed(const GatedGroup& group, GateOrder order, float scale, std::int32_t column,
-                                    float (&values)[gate_columns], Element* out) {
-  float factors[gate_columns];
+                                    float (&values)[norm_columns], Element* out) {
+  float factors[norm_columns];
   load_columns(group.weight, column, group.columns, group.packed, factors);
 #pragma unroll
-  for (int i = 0; i < gate_columns; ++i) values[i] = __fmul_rn(__fmul_rn(values[i], scale), factors[i]);
+  for (int i = 0; i < norm_columns; ++i) values[i] = __fmul_rn(__fmul_rn(values[i], scale), factors[i]);
   if (order == GateOrder::NormFirst) {
     load_columns(group.gate, column, group.columns, group.packed, factors);
 #pragma unroll
-    for (int i = 0; i < gate_columns; ++i) values[i] = __fmul_rn(values[i], silu(factors[i]));
+    for (int i = 0; i < norm_columns; ++i) values[i] = __fmul_rn(values[i], silu(factors[i]));
   }
   store_columns(values, out, column, group.columns, group.packed);
 }
@@ -81,30 +66,30 @@ __global__ void gated_norm_kernel(Accumulators y, Accumulators gate, GatedNormIn
                          .columns = inputs.group_columns,
                          .packed = packed};
   Element* const out_group = static_cast<Element*>(out.data) + row * out.stride + at;
-  const auto stride = static_cast<std::int32_t>(blockDim.x) * gate_columns;
-  const std::int32_t first = static_cast<std::int32_t>(threadIdx.x) * gate_columns;
+  const auto stride = static_cast<std::int32_t>(blockDim.x) * norm_columns;
+  const std::int32_t first = static_cast<std::int32_t>(threadIdx.x) * norm_columns;
 
-  float kept[gate_kept][gate_columns];
+  float kept[norm_kept][norm_columns];
   float squares = 0.0F;
 #pragma unroll
-  for (int pack = 0; pack < gate_kept; ++pack) {
+  for (int pack = 0; pack < norm_kept; ++pack) {
     const std::int32_t column = first + pack * stride;
     if (column < group.columns) squares = load_gated(group, inputs.order, column, squares, kept[pack]);
   }
-  for (std::int32_t column = first + gate_kept * stride; column < group.columns; column += stride) {
-    float values[gate_columns];
+  for (std::int32_t column = first + norm_kept * stride; column < group.columns; column += stride) {
+    float values[norm_columns];
     squares = load_gated(group, inputs.order, column, squares, values);
   }
   const float sum = block_sum(squares, reinterpret_cast<float*>(shared_bytes));
   const float mean = __fdiv_rn(sum, static_cast<float>(group.columns));
   const float scale = __fdiv_rn(1.0F, sqrtf(__fadd_rn(mean, inputs.epsilon)));
 #pragma unroll
-  for (int pack = 0; pack < gate_kept; ++pack) {
+  for (int pack = 0; pack < norm_kept; ++pack) {
     const std::int32_t column = first + pack * stride;
     if (column < group.columns) store_normed(group, inputs.order, scale, column, kept[pack], out_group);
   }
-  for (std::int32_t column = first + gate_kept * stride; column < group.columns; column += stride) {
-    float values[gate_columns];
+  for (std::int32_t column = first + norm_kept * stride; column < group.columns; column += stride) {
+    float values[norm_columns];
     load_gated(group, inputs.order, column, 0.0F, values);  // once more: the same bits
     store_normed(group, inputs.order, scale, column, values, out_group);
   }
@@ -113,19 +98,19 @@ __global__ void gated_norm_kernel(Accumulators y, Accumulators gate, GatedNormIn
 /// GateOnly: y * silu(gate). gate.data null: max(y, 0)^2.
 template <class Element>
 __global__ void elementwise_kernel(Accumulators y, Accumulators gate, Activations out, bool packed) {
-  const auto column = static_cast<std::int32_t>(blockIdx.y * blockDim.x + threadIdx.x) * gate_columns;
+  const auto column = static_cast<std::int32_t>(blockIdx.y * blockDim.x + threadIdx.x) * norm_columns;
   if (column >= y.columns) return;
   const auto row = static_cast<std::int64_t>(blockIdx.x);
-  float values[gate_columns];
+  float values[norm_columns];
   load_columns(y.data + row * y.stride, column, y.columns, packed, values);
   if (gate.data != nullptr) {
-    float gates[gate_columns];
+    float gates[norm_columns];
     load_columns(gate.data + row * gate.stride, column, y.columns, packed, gates);
 #pragma unroll
-    for (int i = 0; i < gate_columns; ++i) values[i] = __fmul_rn(values[i], silu(gates[i]));
+    for (int i = 0; i < norm_columns; ++i) values[i] = __fmul_rn(values[i], silu(gates[i]));
   } else {
 #pragma unroll
-    for (int i = 0; i < gate_columns; ++i) values[i] = values[i] < 0.0F ? 0.0F : __fmul_rn(values[i], values[i]);
+    for (int i = 0; i < norm_columns; ++i) values[i] = values[i] < 0.0F ? 0.0F : __fmul_rn(values[i], values[i]);
   }
   store_columns(values, static_cast<Element*>(out.data) + row * out.stride, column, y.columns, packed);
 }
@@ -136,12 +121,12 @@ void queue_elementwise(cudaStream_t stream, DataType dtype, const Accumulators& 
                        const Activations& out) {
   with_element(dtype, [&](auto type) {
     using Element = typename decltype(type)::Element;
-    const bool packed = holds_packs<gate_columns>(y.data, y.stride) && holds_packs<gate_columns>(gate.data, gate.stride) &&
-                        holds_packs<gate_columns>(static_cast<const Element*>(out.data), out.stride);
+    const bool packed = holds_packs<norm_columns>(y.data, y.stride) && holds_packs<norm_columns>(gate.data, gate.stride) &&
+                        holds_packs<norm_columns>(static_cast<const Element*>(out.data), out.stride);
     constexpr std::uint32_t threads = 128;
     launch(stream,
            {.blocks = static_cast<std::uint32_t>(y.count),
-            .blocks_y = blocks_for(y.columns, std::int64_t{threads} * gate_columns),
+            .blocks_y = blocks_for(y.columns, std::int64_t{threads} * norm_columns),
             .threads = threads},
            elementwise_kernel<Element>, y, gate, out, packed);
   });
@@ -157,10 +142,10 @@ void gated_norm(cudaStream_t stream, DataType dtype, const Accumulators& y, cons
         "group_columns=", inputs.group_columns);
   with_element(dtype, [&](auto type) {
     using Element = typename decltype(type)::Element;
-    const bool packed = inputs.group_columns % gate_columns == 0 && holds_packs<gate_columns>(y.data, y.stride) &&
-                        holds_packs<gate_columns>(gate.data, gate.stride) && holds_packs<gate_columns>(inputs.weight, 0) &&
-                        holds_packs<gate_columns>(static_cast<const Element*>(out.data), out.stride);
-    const std::uint32_t threads = gate_threads(inputs.group_columns);
+    const bool packed = inputs.group_columns % norm_columns == 0 && holds_packs<norm_columns>(y.data, y.stride) &&
+                        holds_packs<norm_columns>(gate.data, gate.stride) && holds_packs<norm_columns>(inputs.weight, 0) &&
+                        holds_packs<norm_columns>(static_cast<const Element*>(out.data), out.stride);
+    const std::uint32_t threads = norm_threads(inputs.group_columns);
     launch(stream,
            {.blocks = static_cast<std::uint32_t>(y.count),
             .blocks_y = static_cast<std::uint32_t>(y.columns / inputs.group_columns),

@@ -8,15 +8,12 @@
 
 #include "engine/cuda/element.cuh"
 #include "engine/cuda/kernels.h"
+#include "engine/cuda/row_launch.h"
 #include "engine/cuda/runtime.h"
 #include "manifests/check.h"
 
 namespace rubato::engine::cuda {
 namespace {
-
-std::uint32_t blocks_for(std::int64_t count, std::int64_t size) {
-  return static_cast<std::uint32_t>((count + size - 1) / size);
-}
 
 constexpr std::int32_t window_max = 8;
 constexpr std::int32_t state_size_max = 256;

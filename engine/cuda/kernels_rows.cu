@@ -5,6 +5,7 @@
 
 #include "engine/cuda/element.cuh"
 #include "engine/cuda/kernels.h"
+#include "engine/cuda/row_launch.h"
 #include "engine/cuda/runtime.h"
 #include "manifests/check.h"
 #include "manifests/settings.h"
@@ -12,15 +13,11 @@
 namespace rubato::engine::cuda {
 namespace {
 
-std::uint32_t ceil_divide(std::int64_t count, std::int64_t size) {
-  return static_cast<std::uint32_t>((count + size - 1) / size);
-}
-
 /// One block row per matrix row, wide enough for `packs` threads.
 LaunchShape elementwise_shape(std::int32_t rows, std::int32_t packs) {
   constexpr std::uint32_t threads_max = 256;
-  const std::uint32_t threads = std::min(threads_max, ceil_divide(packs, warp_lanes) * warp_lanes);
-  return {.blocks = static_cast<std::uint32_t>(rows), .blocks_y = ceil_divide(packs, threads), .threads = threads};
+  const std::uint32_t threads = std::min(threads_max, blocks_for(packs, warp_lanes) * warp_lanes);
+  return {.blocks = static_cast<std::uint32_t>(rows), .blocks_y = blocks_for(packs, threads), .threads = threads};
 }
 
 /// First column of this thread in a launch of elementwise_shape.
@@ -54,23 +51,14 @@ void embed(cudaStream_t stream, DataType dtype, const void* table, const Batch& 
     constexpr int count = pack_values<Element>;
     const auto* rows = static_cast<const Element*>(table);
     const bool packed = holds_packs<count>(rows, out.columns) && holds_packs<count>(out.data, out.stride);
-    launch(stream, elementwise_shape(out.count, static_cast<std::int32_t>(ceil_divide(out.columns, count))),
-           embed_kernel<Element>, rows, batch.token_ids, scale, out, packed);
+    launch(stream, elementwise_shape(out.count, static_cast<std::int32_t>(blocks_for(out.columns, count))), embed_kernel<Element>,
+           rows, batch.token_ids, scale, out, packed);
   });
 }
 
 // ---- add_rms_norm
 
 namespace {
-
-constexpr int norm_columns = 4;  // of one thread at a time: 16 bytes of F32
-constexpr int norm_kept = 4;     // packs of a thread that stay in registers between the two passes: rows of up to 8192 columns
-
-std::uint32_t norm_threads(std::int32_t columns) {
-  std::uint32_t threads = warp_lanes;
-  while (threads < 512 && static_cast<std::int64_t>(threads) * 2 * norm_columns < columns) threads *= 2;
-  return threads;
-}
 
 struct NormRow {
   float* x = nullptr;
@@ -186,7 +174,7 @@ void gather_words(cudaStream_t stream, const Rows<void*>& x, const Batch& batch,
   constexpr int count = pack_values<Word>;
   const bool packed = holds_packs<count>(static_cast<const Word*>(x.data), x.stride) &&
                       holds_packs<count>(static_cast<const Word*>(out.data), out.stride);
-  launch(stream, elementwise_shape(out.count, static_cast<std::int32_t>(ceil_divide(out.columns, count))),
+  launch(stream, elementwise_shape(out.count, static_cast<std::int32_t>(blocks_for(out.columns, count))),
          gather_rows_kernel<Word>, x, batch.selected, out, packed);
 }
 
@@ -224,7 +212,7 @@ void swiglu(cudaStream_t stream, DataType dtype, const Activations& gate_up, con
     const auto* gate = static_cast<const Element*>(gate_up.data);
     const bool packed = holds_packs<count>(gate, gate_up.stride) && holds_packs<count>(gate + out.columns, gate_up.stride) &&
                         holds_packs<count>(static_cast<const Element*>(out.data), out.stride);
-    launch(stream, elementwise_shape(out.count, static_cast<std::int32_t>(ceil_divide(out.columns, count))),
+    launch(stream, elementwise_shape(out.count, static_cast<std::int32_t>(blocks_for(out.columns, count))),
            swiglu_kernel<Element>, gate_up, out, packed);
   });
 }
@@ -347,7 +335,7 @@ void rope_and_store(cudaStream_t stream, DataType dtype, const CacheShape& shape
                         holds_packs<rope_columns>(static_cast<const Element*>(query.data), query.stride);
     launch(stream,
            {.blocks = static_cast<std::uint32_t>(qkv.count),
-            .blocks_y = ceil_divide(shape.heads + 2 * shape.kv_heads, rope_warps),
+            .blocks_y = blocks_for(shape.heads + 2 * shape.kv_heads, rope_warps),
             .threads = rope_warps * warp_lanes},
            rope_and_store_kernel<Element>, shape, qkv, rope, batch.positions, batch.slots, cache, query, packed);
   });
