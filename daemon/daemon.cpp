@@ -225,8 +225,9 @@ class Daemon {
       const std::lock_guard lock(serving_mutex_);
       serving_ = std::move(serving);
     }
-    reconciler_.attach(*serving_);
+    // In this order: from attach() on /readyz says that requests are taken.
     data_port_.ready(std::move(api));
+    reconciler_.attach(*serving_);
     start_tuning(key);
     spdlog::info("serving {} on {}: {} tokens per request, {} KV blocks of {} tokens", served_name_, backend, max_model_len,
                  model.plan.limits.each.block_count, kv_block_tokens);

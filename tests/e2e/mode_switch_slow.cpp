@@ -164,7 +164,9 @@ TEST_F(ModeSwitch, what_a_client_sees_is_the_same_in_both_modes) {
     body.update(more);
     return body;
   };
-  const std::string text = seen_by_client(*daemon_, base)["events"][0]["choices"][0]["text"];
+  const json plain = seen_by_client(*daemon_, base);
+  ASSERT_EQ(plain["status"], 200) << plain;
+  const std::string text = plain["events"][0]["choices"][0]["text"];
   ASSERT_FALSE(text.empty());
   const std::vector<json> bodies{with({{"max_tokens", 1}}),
                                  with({{"max_tokens", 2}}),
