@@ -133,12 +133,23 @@ struct KnobsSpec {
   friend bool operator==(const KnobsSpec&, const KnobsSpec&) = default;
 };
 
+/// The twin simulates this engine under other settings. Its work is kept to a share of one core and stops while steps run late.
+struct TwinSpec {
+  bool enabled = true;
+  std::int32_t core_percent = 50;
+
+  friend bool operator==(const TwinSpec&, const TwinSpec&) = default;
+};
+
 struct TuningSpec {
   bool enabled = true;
   Duration window = std::chrono::seconds(15);  // how long one live measurement lasts
   std::int32_t min_requests = 20;              // a window with fewer finished requests decides nothing
   Duration settle = std::chrono::seconds(2);   // dropped after every change before a trial's window opens
   Duration dwell = std::chrono::seconds(60);   // shortest time between a finished search and the next
+  std::int32_t risk_budget = 10;               // percent of an hour's requests that trials may put at risk
+  std::int32_t false_alarms_per_day = 1;       // how jumpy the watch over the load is
+  TwinSpec twin;
 
   friend bool operator==(const TuningSpec&, const TuningSpec&) = default;
 };

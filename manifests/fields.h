@@ -153,15 +153,22 @@ struct Fields<SyntheticModel> {
         field("hiddenSize", &SyntheticModel::hidden_size, Whole{1, 65536}, "Width of the residual stream.").required(),
         field("layers", &SyntheticModel::layers, Whole{1, 1024}, "Decoder layers.").required(),
         field("heads", &SyntheticModel::heads, Whole{0, 1024}, "Llama and Hybrid, required there: query heads."),
-        field("kvHeads", &SyntheticModel::kv_heads, Whole{0, 1024}, "Llama and Hybrid, required there: key and value heads; divides heads."),
+        field("kvHeads", &SyntheticModel::kv_heads, Whole{0, 1024},
+              "Llama and Hybrid, required there: key and value heads; divides heads."),
         field("headSize", &SyntheticModel::head_size, Whole{0, 1024}, "Width of one head, even; 0 means hiddenSize / heads."),
-        field("feedForward", &SyntheticModel::feed_forward, Whole{0, 1 << 20}, "Llama and Hybrid, required there: width of the feed-forward layer."),
-        field("attentionEvery", &SyntheticModel::attention_every, Whole{0, 1024}, "Hybrid: of each so many layers the last one attends, the others are recurrent; 0 means 4."),
-        field("mambaHeads", &SyntheticModel::mamba_heads, Whole{0, 4096}, "Mamba2 and Hybrid: heads of a recurrent layer; 0 means 2 * hiddenSize / mambaHeadSize."),
+        field("feedForward", &SyntheticModel::feed_forward, Whole{0, 1 << 20},
+              "Llama and Hybrid, required there: width of the feed-forward layer."),
+        field("attentionEvery", &SyntheticModel::attention_every, Whole{0, 1024},
+              "Hybrid: of each so many layers the last one attends, the others are recurrent; 0 means 4."),
+        field("mambaHeads", &SyntheticModel::mamba_heads, Whole{0, 4096},
+              "Mamba2 and Hybrid: heads of a recurrent layer; 0 means 2 * hiddenSize / mambaHeadSize."),
         field("mambaHeadSize", &SyntheticModel::mamba_head_size, Whole{1, 1024}, "Mamba2 and Hybrid: width of such a head."),
-        field("mambaGroups", &SyntheticModel::mamba_groups, Whole{1, 4096}, "Mamba2 and Hybrid: groups of heads that share what they take in and give out; divides the number of heads."),
-        field("stateSize", &SyntheticModel::state_size, Whole{1, 1024}, "Mamba2 and Hybrid: numbers of state for each element of a head."),
-        field("convolutionWindow", &SyntheticModel::convolution_window, Whole{2, 16}, "Mamba2 and Hybrid: tokens that the convolution sees."),
+        field("mambaGroups", &SyntheticModel::mamba_groups, Whole{1, 4096},
+              "Mamba2 and Hybrid: groups of heads that share what they take in and give out; divides the number of heads."),
+        field("stateSize", &SyntheticModel::state_size, Whole{1, 1024},
+              "Mamba2 and Hybrid: numbers of state for each element of a head."),
+        field("convolutionWindow", &SyntheticModel::convolution_window, Whole{2, 16},
+              "Mamba2 and Hybrid: tokens that the convolution sees."),
         field("vocabulary", &SyntheticModel::vocabulary, Whole{2, 1 << 21}, "Number of tokens.").required(),
         field("tiedEmbeddings", &SyntheticModel::tied_embeddings, Switch{}, "The output head reuses the embedding matrix."),
         field("seed", &SyntheticModel::seed, Whole{0, 1LL << 53}, "The weights are a function of this number."));
@@ -232,6 +239,15 @@ struct Fields<ObjectivesSpec> {
 };
 
 template <>
+struct Fields<TwinSpec> {
+  static constexpr auto table() {
+    return std::tuple(
+        field("enabled", &TwinSpec::enabled, Switch{}, "Whether the search may ask it; without, it is measured only."),
+        field("corePercent", &TwinSpec::core_percent, Whole{1, 100}, "How much of one core it may take at most."));
+  }
+};
+
+template <>
 struct Fields<TuningSpec> {
   static constexpr auto table() {
     using namespace std::chrono_literals;
@@ -241,7 +257,12 @@ struct Fields<TuningSpec> {
         field("minRequests", &TuningSpec::min_requests, Whole{1, 100000},
               "A window with fewer finished requests decides nothing."),
         field("settle", &TuningSpec::settle, Time{0s, 10min}, "Dropped after every change before a trial's window opens."),
-        field("dwell", &TuningSpec::dwell, Time{0s, 24h}, "Shortest time between a finished search and the next."));
+        field("dwell", &TuningSpec::dwell, Time{0s, 24h}, "Shortest time between a finished search and the next."),
+        field("riskBudget", &TuningSpec::risk_budget, Whole{0, 100},
+              "Percent of an hour's requests that trials may put at risk."),
+        field("falseAlarmsPerDay", &TuningSpec::false_alarms_per_day, Whole{1, 1000},
+              "How often the watch over the load may cry wolf; more makes it quicker."),
+        field("twin", &TuningSpec::twin, Group{}, "The simulator of this engine that the search asks first."));
   }
 };
 

@@ -13,7 +13,7 @@ namespace rubato::tuner {
 
 namespace {
 
-constexpr int schema_version = 1;
+constexpr int schema_version = 2;
 constexpr int application_id = 0x52554254;  // "RUBT", so that another program's database is told apart
 constexpr int busy_timeout_milliseconds = 200;
 
@@ -24,7 +24,7 @@ CREATE TABLE trials(
   bounds TEXT NOT NULL, knobs TEXT NOT NULL, measured TEXT NOT NULL, outcome TEXT NOT NULL);
 CREATE INDEX trials_by_key ON trials(model_key, ttft_nanoseconds, itl_nanoseconds, attainment_percent, id);
 CREATE TABLE decisions(
-  id INTEGER PRIMARY KEY, time_nanoseconds INTEGER NOT NULL, phase INTEGER NOT NULL, trial INTEGER NOT NULL,
+  id INTEGER PRIMARY KEY, time_milliseconds INTEGER NOT NULL, phase INTEGER NOT NULL, trial INTEGER NOT NULL,
   knobs TEXT, reason TEXT NOT NULL, message TEXT NOT NULL);
 )sql";
 
@@ -203,8 +203,9 @@ Result<void> Journal::record(const JournalTrial& entry) {
 Result<void> Journal::record(const JournalDecision& entry) {
   sqlite3* database = state_->database.get();
   const Decision& decision = entry.decision;
-  Statement insert(database, "INSERT INTO decisions(time_nanoseconds, phase, trial, knobs, reason, message) VALUES(?,?,?,?,?,?)");
-  insert.bind(entry.time.time_since_epoch().count()).bind(static_cast<std::int64_t>(decision.phase));
+  Statement insert(database,
+                   "INSERT INTO decisions(time_milliseconds, phase, trial, knobs, reason, message) VALUES(?,?,?,?,?,?)");
+  insert.bind(entry.time).bind(static_cast<std::int64_t>(decision.phase));
   insert.bind(std::int64_t{decision.trial ? 1 : 0});
   if (decision.apply) {
     insert.bind(to_row(*decision.apply));
@@ -244,7 +245,7 @@ Result<std::vector<JournalTrial>> Journal::trials(const std::string& model_key, 
 
 Result<std::vector<JournalDecision>> Journal::decisions(std::int64_t count_max) const {
   Statement query(state_->database.get(),
-                  "SELECT time_nanoseconds, phase, trial, knobs, reason, message FROM decisions ORDER BY id DESC LIMIT ?");
+                  "SELECT time_milliseconds, phase, trial, knobs, reason, message FROM decisions ORDER BY id DESC LIMIT ?");
   query.bind(std::max<std::int64_t>(0, count_max));
   std::vector<JournalDecision> result;
   int code = query.step();
@@ -252,7 +253,7 @@ Result<std::vector<JournalDecision>> Journal::decisions(std::int64_t count_max) 
     const std::int64_t phase = query.integer(1);
     if (phase < 0 || phase > static_cast<std::int64_t>(Phase::NoData)) continue;
     JournalDecision one;
-    one.time = TimePoint(Duration(query.integer(0)));
+    one.time = query.integer(0);
     one.decision.phase = static_cast<Phase>(phase);
     one.decision.trial = query.integer(2) != 0;
     if (!query.is_null(3)) one.decision.apply = knobs_from_row(query.text(3));

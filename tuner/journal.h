@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tuner remembers over restarts: finished trials and decisions, in one SQLite file. A record is on file when its call
-// returns and survives the process being killed; a damaged file is moved aside and the journal starts empty. The only place that
-// knows SQLite.
+// What the tuner remembers over restarts: finished trials, decisions and regimes, in one SQLite file. A record is on file when
+// its call returns and survives the process being killed; a damaged file is moved aside and the journal starts empty. The only
+// place that knows SQLite.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "manifests/engine_spec.h"
 #include "manifests/result.h"
 #include "policies/time.h"
+#include "tuner/regimes.h"
 #include "tuner/tuner.h"
 
 namespace rubato::tuner {
@@ -26,7 +28,7 @@ struct JournalTrial {
 };
 
 struct JournalDecision {
-  TimePoint time;
+  std::int64_t time = 0;  // milliseconds since 1970
   Decision decision;
 };
 
@@ -55,6 +57,12 @@ class Journal {
 
   /// The newest `count_max` decisions, oldest first.
   [[nodiscard]] Result<std::vector<JournalDecision>> decisions(std::int64_t count_max) const;
+
+  /// Replaces all regimes of this model.
+  Result<void> keep_regimes(const std::string& model_key, std::span<const Regime> regimes);
+  [[nodiscard]] Result<std::vector<Regime>> regimes(const std::string& model_key) const;
+  /// Models that have regimes on file.
+  [[nodiscard]] Result<std::vector<std::string>> regime_models() const;
 
   /// Largest trial number on file, 0 when empty: numbering goes on from there.
   [[nodiscard]] std::int64_t last_trial_number() const;

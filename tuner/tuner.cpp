@@ -68,6 +68,10 @@ void Tuner::State::load_history() {
   }
 }
 
+std::int64_t Tuner::State::wall_milliseconds(TimePoint now) const {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch() + options.wall_at_zero).count();
+}
+
 void Tuner::State::remember(const PastTrial& one) {
   history.push_back(one);
   if (history.size() > history_max) history.erase(history.begin());
@@ -87,7 +91,7 @@ Decision Tuner::State::conclude(Decision decision, TimePoint now) {
   const bool news = decision.apply || decision.reason != counts.reason;
   counts.reason = decision.reason;
   counts.message = decision.message;
-  if (journal && news && !journal->record(JournalDecision{now, decision})) ++counts.journal_errors_total;
+  if (journal && news && !journal->record(JournalDecision{wall_milliseconds(now), decision})) ++counts.journal_errors_total;
   return decision;
 }
 

@@ -56,6 +56,16 @@ struct SearchSpace {
   bool prefill_devices_free = false;  // where mode can be Disaggregated on several devices
 };
 
+/// What is expected of settings before they are tried: by the twin, with its spread.
+struct ExpectedOutcome {
+  double attainment = 0;         // 0..1
+  double attainment_spread = 0;  // standard deviation
+  Duration ttft_p50{}, ttft_p99{};
+  Duration itl_p50{}, itl_p99{};
+
+  friend bool operator==(const ExpectedOutcome&, const ExpectedOutcome&) = default;
+};
+
 enum class Phase : std::uint8_t {
   Disabled,    // spec.tuning.enabled is false, or every knob is pinned
   Holding,     // watching; the objectives are met or the last search has ended
@@ -71,6 +81,12 @@ struct Decision {
   bool trial = false;               // apply is a trial (else: an incumbent, a rollback or a warm start)
   std::string reason;   // ShiftDetected, TrialStarted, TrialWorse, RolledBack, SearchConverged, NoSettingFeasible, ...
   std::string message;  // one sentence with the numbers that led to it
+  // For the record (`rubatod explain`): what was seen, what was expected, where the proposal came from.
+  std::int64_t trial_number = 0;                        // of the trial that it starts or ends; 0: of none
+  std::string source{};                                 // of apply: Twin, Regime, Process, Opening, Random; empty: no proposal
+  std::optional<Window> seen{};                         // the window that led to it
+  std::optional<ExpectedOutcome> expected{};            // of apply; empty: nothing was predicted
+  std::optional<ExpectedOutcome> expected_incumbent{};  // under the same futures
 };
 
 /// One finished trial, as the journal keeps it and the API lists it.
@@ -78,8 +94,11 @@ struct Trial {
   std::int64_t number = 0;
   KnobValues knobs;
   Window window;
-  std::string outcome;  // Incumbent: adopted. Worse, RolledBack: worse beyond noise (RolledBack: the incumbent was restored).
-                        // Inconclusive.
+  std::string outcome;   // Incumbent: adopted. Worse, RolledBack: worse beyond noise (RolledBack: the incumbent was restored).
+                         // Inconclusive.
+  std::string source{};  // as Decision's
+  std::optional<ExpectedOutcome> expected{};  // when it was proposed
+  std::int64_t ended = 0;                     // seconds since 1970; 0: not known
 };
 
 struct TunerStatus {
@@ -90,6 +109,10 @@ struct TunerStatus {
   std::int64_t rollbacks_total = 0;
   std::int64_t windows_refused_total = 0;  // contradicting or not finite
   std::int64_t journal_errors_total = 0;   // records that could not be written; tuning goes on without them
+  std::int64_t early_rollbacks_total = 0;  // of rollbacks_total: before the trial's window had closed
+  std::int64_t alarms_total = 0;           // changes of load
+  std::int64_t twin_retunes_total = 0;     // settings changed on the twin's word or a regime's, before a full window was measured
+  double risk_used = 0;                    // share of the last hour's requests that trials put at risk; at most the risk budget
   std::optional<TimePoint> no_data_since;
   std::string reason;
   std::string message;
@@ -100,7 +123,8 @@ struct TunerOptions {
   ObjectivesSpec objectives;
   TuningSpec tuning;
   std::uint64_t seed = 1;
-  std::string model_key;  // identifies model, backend and device: journal entries of another key are never reused
+  std::string model_key;    // identifies model, backend and device: journal entries of another key are never reused
+  Duration wall_at_zero{};  // time since 1970 at TimePoint{}, for records that outlive the process
 };
 
 /// Not thread-safe; the tuning thread owns it.

@@ -81,6 +81,7 @@ struct Tuner::State {
   void load_history();
   Decision conclude(Decision decision, TimePoint now);
   void remember(const PastTrial& one);
+  [[nodiscard]] std::int64_t wall_milliseconds(TimePoint now) const;  // since 1970
 
   // tuner_search.cpp
   Decision watch(const Window& window, const Evidence& evidence, const std::optional<Shift>& shift);

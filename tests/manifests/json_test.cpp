@@ -187,7 +187,7 @@ TEST(Fields, the_list_names_every_leaf_once_and_says_what_needs_a_restart) {
   EXPECT_EQ(fields.at("spec.lanes.handoffLease"), Change::Restart);
   EXPECT_EQ(fields.at("spec.prefixCaching.enabled"), Change::Restart);
   EXPECT_EQ(fields.at("spec.exactness"), Change::Restart);
-  EXPECT_EQ(fields.size(), 69U);
+  EXPECT_EQ(fields.size(), 73U);
 }
 
 TEST(Fields, a_diff_names_exactly_the_leaves_that_differ) {

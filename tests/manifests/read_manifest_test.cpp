@@ -53,7 +53,8 @@ spec:
     prefillShare: {initial: 51, min: 11, max: 91}
     reservation: {initial: Early, choices: [Early, PrefillComplete]}
     prefillDevices: {initial: 2, min: 1, max: 2}
-  tuning: {enabled: false, window: 1m, minRequests: 33, settle: 0s, dwell: 1h30m}
+  tuning: {enabled: false, window: 1m, minRequests: 33, settle: 0s, dwell: 1h30m, riskBudget: 3, falseAlarmsPerDay: 4,
+           twin: {enabled: false, corePercent: 25}}
   override: {maxNumBatchedTokens: 256, priorityPolicy: DecodeFirst, deadlineMargin: 30, maxNumSeqs: 8, mode: Chunked, prefillShare: 40,
              reservation: PrefillComplete, prefillDevices: 1, expiresAfter: 10m}
 )",
@@ -94,7 +95,14 @@ spec:
   expected.spec.knobs.reservation = {.initial = Reservation::Early,
                                      .choices = {Reservation::Early, Reservation::PrefillComplete}};
   expected.spec.knobs.prefill_devices = {.initial = 2, .min = 1, .max = 2};
-  expected.spec.tuning = {.enabled = false, .window = 1min, .min_requests = 33, .settle = 0s, .dwell = 90min};
+  expected.spec.tuning = {.enabled = false,
+                          .window = 1min,
+                          .min_requests = 33,
+                          .settle = 0s,
+                          .dwell = 90min,
+                          .risk_budget = 3,
+                          .false_alarms_per_day = 4,
+                          .twin = {.enabled = false, .core_percent = 25}};
   expected.spec.override_ = OverrideSpec{.max_num_batched_tokens = 256,
                                          .priority_policy = PriorityPolicy::DecodeFirst,
                                          .deadline_margin = 30,

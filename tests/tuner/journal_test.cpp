@@ -74,8 +74,8 @@ TEST_F(JournalTest, what_was_recorded_reads_back_equal) {
     EXPECT_TRUE(journal->record(trial(7)));
     Decision decision{
         .phase = Phase::Searching, .apply = trial(7).trial.knobs, .trial = true, .reason = "TrialStarted", .message = "m"};
-    EXPECT_TRUE(journal->record(JournalDecision{TimePoint(std::chrono::seconds(3)), decision}));
-    EXPECT_TRUE(journal->record(JournalDecision{TimePoint(std::chrono::seconds(4)), Decision{}}));
+    EXPECT_TRUE(journal->record(JournalDecision{3000, decision}));
+    EXPECT_TRUE(journal->record(JournalDecision{4000, Decision{}}));
   }
   const auto journal = open(path_);
   const auto rows = journal->trials("llama/cpu", {}, 10).value();
@@ -151,7 +151,7 @@ TEST_F(JournalTest, rows_are_bounded_and_the_oldest_go_first) {
   const auto journal = open(path_, {.trials_max = 10, .decisions_max = 5});
   for (int i = 1; i <= 25; ++i) {
     ASSERT_TRUE(journal->record(trial(i)));
-    ASSERT_TRUE(journal->record(JournalDecision{TimePoint(std::chrono::seconds(i)), Decision{}}));
+    ASSERT_TRUE(journal->record(JournalDecision{1000 * i, Decision{}}));
   }
   const auto rows = journal->trials("llama/cpu", {}, 1000).value();
   ASSERT_EQ(rows.size(), 10u);
