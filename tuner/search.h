@@ -24,6 +24,8 @@ struct PastTrial {
 
 /// Where a proposal comes from.
 enum class Source : std::uint8_t {
+  Regime,       // served this load best when it was met before
+  Twin,         // the twin's best
   Remembered,   // met the objectives under a similar load before
   Opening,      // a rule of thumb for the target that is missed, before the process knows anything
   Improvement,  // largest constrained expected improvement
@@ -44,11 +46,22 @@ struct Answer {
   SearchEnd end = SearchEnd::TrialsSpent;  // when there is none
 };
 
+/// What is expected of settings before anything is measured, by the twin.
+struct Expected {
+  KnobValues knobs;
+  double attainment = 0;  // 0..1
+  double score = 0;       // as score() of what is expected
+  double variance = 0;    // of score, over the twin's futures
+};
+
 struct SearchOptions {
   ObjectivesSpec objectives;
   LoadFeatures load;
   std::uint64_t seed = 1;
   std::int32_t trials_max = 16;
+  std::vector<Expected> expected{};  // empty: the plain search. Else the process models what live results differ by from these,
+                                     // and only settings listed here are proposed: the best of them first
+  double guard = 0.1;                // no trial is proposed whose attainment is predicted below the incumbent's by more than this
 };
 
 class Search {

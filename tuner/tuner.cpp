@@ -42,7 +42,8 @@ void adopt_from_layers(const SearchSpace& before, const SearchSpace& now, KnobVa
 
 }  // namespace
 
-Tuner::State::State(const TunerOptions& wanted, Journal* remembered) : options(wanted), legal(wanted.space), journal(remembered) {
+Tuner::State::State(const TunerOptions& wanted, Journal* remembered, Twin* simulator, const LoadWatch* load_watch)
+    : options(wanted), legal(wanted.space), journal(remembered), twin(simulator), watch_over_load(load_watch) {
   const bool enabled = options.tuning.enabled && legal.any_free();
   phase = enabled ? Phase::Holding : Phase::Disabled;
   incumbent = enabled ? legal.clamp(options.space.base) : options.space.base;
@@ -242,7 +243,8 @@ Decision Tuner::State::reconfigure(const TunerOptions& wanted, TimePoint now) {
   return conclude(decision, now);
 }
 
-Tuner::Tuner(const TunerOptions& options, Journal* journal) : state_(std::make_unique<State>(options, journal)) {}
+Tuner::Tuner(const TunerOptions& options, Journal* journal, Twin* twin, const LoadWatch* watch)
+    : state_(std::make_unique<State>(options, journal, twin, watch)) {}
 Tuner::~Tuner() = default;
 
 Decision Tuner::on_window(const Window& window) {

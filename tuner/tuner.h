@@ -18,6 +18,10 @@
 namespace rubato::tuner {
 
 class Journal;
+class LoadWatch;
+class Twin;
+struct LoadAlarm;
+struct Regime;
 
 /// What one window of live traffic measured, over exact samples. All of it under one settings number.
 struct Window {
@@ -130,13 +134,32 @@ struct TunerOptions {
 /// Not thread-safe; the tuning thread owns it.
 class Tuner {
  public:
-  /// journal may be null (nothing is remembered); it must outlive the tuner.
-  Tuner(const TunerOptions& options, Journal* journal);
+  /// Each may be null: nothing is remembered, nothing is predicted (plain search on live windows), how long loads last is not
+  /// known. What is given must outlive the tuner; it asks the twin and the watch, and has the twin check itself against windows,
+  /// but whoever owns them feeds them.
+  Tuner(const TunerOptions& options, Journal* journal, Twin* twin = nullptr, const LoadWatch* watch = nullptr);
   ~Tuner();
 
   /// Takes a closed window that ran wholly under the settings last asked for (or the initial ones) and says what comes next.
   /// Never throws; non-finite or contradicting windows are refused, counted and answered with Holding.
   Decision on_window(const Window& window);
+
+  /// The load has changed: answers at once where the twin or a regime met before can, without waiting for a window. Empty: the
+  /// next window decides. so_far: of the open window.
+  std::optional<Decision> on_alarm(const LoadAlarm& alarm, const Window& so_far);
+
+  /// The open window so far, about once a second: ends a trial whose requests already show that it is worse (a sequential test,
+  /// so that looking often does not make it jumpy). Empty: go on.
+  std::optional<Decision> on_progress(const Window& so_far);
+
+  /// Serving drains, or its figures cannot be had: nothing is tried or concluded until thaw(). What was on trial gives way to the
+  /// incumbent.
+  Decision freeze(const std::string& why, TimePoint now);
+  void thaw();
+
+  /// Regimes met before, for export; imported ones are merged with them.
+  [[nodiscard]] std::vector<Regime> regimes() const;
+  void import_regimes(const std::vector<Regime>& regimes, TimePoint now);
 
   /// The manifest, the API or an override changed what may move or what is wanted. A running search goes on with the knobs that
   /// are left; evidence under other objectives is dropped. options.space.base is what runs now, pins included;

@@ -18,6 +18,10 @@ constexpr std::int32_t met_windows_forget = 8;
 
 const char* name_of(Source source) {
   switch (source) {
+    case Source::Regime:
+      return "it served this load best before";
+    case Source::Twin:
+      return "the twin expects most of it";
     case Source::Remembered:
       return "it met the objectives under a similar load";
     case Source::Opening:

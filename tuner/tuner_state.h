@@ -35,11 +35,13 @@ enum class Stage : std::uint8_t {
 };
 
 struct Tuner::State {
-  State(const TunerOptions& wanted, Journal* remembered);
+  State(const TunerOptions& wanted, Journal* remembered, Twin* simulator, const LoadWatch* load_watch);
 
   TunerOptions options;
   LegalSettings legal;
   Journal* journal = nullptr;
+  Twin* twin = nullptr;
+  const LoadWatch* watch_over_load = nullptr;
 
   Phase phase = Phase::Holding;
   Stage stage = Stage::Watching;

@@ -148,6 +148,13 @@ class TwinStudy {
   [[nodiscard]] std::optional<Best> best(const LegalSettings& legal, const KnobValues& incumbent,
                                          std::span<const KnobValues> hints = {});
 
+  /// Everything that has been looked at so far, full forecasts first.
+  struct Known {
+    KnobValues knobs;
+    Forecast forecast;
+  };
+  [[nodiscard]] std::vector<Known> known() const;
+
   /// Requests in the futures, per second of them.
   [[nodiscard]] double rate() const;
 
