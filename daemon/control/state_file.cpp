@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "daemon/control/state_file.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <fstream>
 #include <system_error>
 
+#include "daemon/durable_write.h"
 #include "manifests/json.h"
 
 namespace rubato::control {
@@ -17,48 +14,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int format_number = 1;
-
-std::string errno_text(int number) {
-  return std::generic_category().message(number);
-}
-
-Unexpected failed(const fs::path& path, const std::string& what) {
-  return unexpected(ErrorCode::Internal, path.string() + ": " + what + ": " + errno_text(errno));
-}
-
-class Descriptor {
- public:
-  explicit Descriptor(int number) : number_(number) {}
-  ~Descriptor() {
-    if (number_ >= 0) close(number_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  [[nodiscard]] int number() const { return number_; }
-
- private:
-  int number_;
-};
-
-/// Writes a file and makes it durable, and its name too.
-Result<void> write_durably(const fs::path& path, const std::string& text) {
-  const fs::path beside = path.string() + ".new";
-  {
-    const Descriptor file(open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
-    if (file.number() < 0) return failed(beside, "cannot be opened");
-    for (std::size_t done = 0; done < text.size();) {
-      const ssize_t count = ::write(file.number(), text.data() + done, text.size() - done);
-      if (count < 0 && errno == EINTR) continue;
-      if (count < 0) return failed(beside, "cannot be written");
-      done += static_cast<std::size_t>(count);
-    }
-    if (fsync(file.number()) != 0) return failed(beside, "cannot be flushed");
-  }
-  if (std::rename(beside.c_str(), path.c_str()) != 0) return failed(path, "cannot be replaced");
-  const Descriptor directory(open(path.parent_path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (directory.number() < 0 || fsync(directory.number()) != 0) return failed(path.parent_path(), "cannot be flushed");
-  return {};
-}
 
 std::int64_t milliseconds_of(WallTime time) {
   return time.time_since_epoch().count();
