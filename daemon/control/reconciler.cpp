@@ -285,6 +285,11 @@ std::vector<Json> Reconciler::events() {
   return events;
 }
 
+TuningReport Reconciler::tuning_report() {
+  const std::lock_guard lock(mutex_);
+  return report_.value_or(TuningReport{});
+}
+
 TuningInput Reconciler::tuning_input() {
   const std::lock_guard lock(mutex_);
   expire(options_.clock());

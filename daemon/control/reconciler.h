@@ -70,6 +70,8 @@ class Reconciler final : public TuningTarget {
   /// Never waits for anything but a few loads.
   [[nodiscard]] ServingHealth health();
   [[nodiscard]] std::string name();
+  /// What the tuning loop reported last; before its first report, nothing.
+  [[nodiscard]] TuningReport tuning_report();
 
   [[nodiscard]] TuningInput tuning_input() override;
   [[nodiscard]] Result<std::uint64_t> propose(const KnobValues& knobs, const std::string& reason,

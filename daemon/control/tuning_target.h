@@ -11,6 +11,7 @@
 
 #include "manifests/engine_spec.h"
 #include "manifests/result.h"
+#include "tuner/regimes.h"
 #include "tuner/tuner.h"
 
 namespace rubato::control {
@@ -28,8 +29,10 @@ struct TuningInput {
 /// What the tuning loop tells status, metrics and events after each window.
 struct TuningReport {
   tuner::TunerStatus status;
-  std::vector<tuner::Trial> trials;     // newest first
-  std::optional<tuner::Window> window;  // the last closed one
+  std::vector<tuner::Trial> trials;      // newest first
+  std::optional<tuner::Window> window;   // the last closed one
+  std::vector<tuner::Regime> regimes{};  // Tuner::regimes()
+  std::string model_key{};               // whose regimes they are
 };
 
 /// Thread-safe. No call waits for a client or for the lane; a call may wait for a short critical section of another one.
