@@ -5,20 +5,12 @@
 # first (./dev build); wants an otherwise idle machine.
 #   tests/bench/mode_table.sh [SECONDS_PER_ROW] [BUILD_FOLDER]
 set -euo pipefail
-cd "$(dirname "$(readlink -f "$0")")/../.."
 seconds=${1:-30}
 build=${2:-build/release}
-work=$(mktemp -d)
-daemon=
-stop_daemon() {
-  [ -n "$daemon" ] && kill -9 "$daemon" 2>/dev/null && wait "$daemon" 2>/dev/null
-  daemon=
-}
-trap 'stop_daemon || true; rm -rf "$work"' EXIT
+. "$(dirname "$(readlink -f "$0")")/daemon.sh"
 
-# start_daemon DEVICES MAX_NUM_SEQS
-start_daemon() {
-  stop_daemon || true
+# serve DEVICES MAX_NUM_SEQS
+serve() {
   cat >"$work/engine.yaml" <<YAML
 apiVersion: rubato.dev/v1alpha1
 kind: Engine
@@ -37,13 +29,7 @@ spec:
     mode: {initial: Chunked, choices: [Chunked, Disaggregated]}
   tuning: {enabled: false}
 YAML
-  "$build/daemon/rubatod" --manifest "$work/engine.yaml" --listen 127.0.0.1:18000 --control-listen 127.0.0.1:18080 2>"$work/log" &
-  daemon=$!
-  for _ in $(seq 600); do
-    curl -fsS -o /dev/null http://127.0.0.1:18080/readyz 2>/dev/null && return 0
-    kill -0 "$daemon" 2>/dev/null || { cat "$work/log" >&2; exit 1; }
-    sleep 0.1
-  done
+  start_daemon "$work/engine.yaml"
 }
 
 cat >"$work/load.py" <<'PY'
@@ -174,19 +160,19 @@ head='| setting | decoders: ITL p50 / p99 / worst ms | prompts: TTFT p50 / p99 m
 |---|---|---|---|---|---|'
 echo "One CPU device, 16 decoders, a prompt of 3000 tokens each 4 s:"
 echo "$head"
-start_daemon "cpu" 32
+serve "cpu" 32
 python3 "$work/load.py" modes "$seconds"
 echo
 echo "Two CPU devices of half the cores each, the same load:"
 echo "$head"
-start_daemon "cpu:0, cpu:1" 32
+serve "cpu:0, cpu:1" 32
 python3 "$work/load.py" devices "$seconds"
 echo
 echo "One CPU device, 8 decode slots of which 4 are taken, a prompt of 1000 tokens with an answer of 400 each 1.5 s:"
 echo "$head"
-start_daemon "cpu" 32
+serve "cpu" 32
 python3 "$work/load.py" reservations "$seconds"
 echo
 echo "Switches of mode under 32 running streams:"
-start_daemon "cpu" 32
+serve "cpu" 32
 python3 "$work/load.py" switches "$seconds"

@@ -4,20 +4,12 @@
 # that the trace allows, and TTFT. Models: an attention model and one with recurrent layers. Build first (./dev build).
 #   tests/bench/prefix_table.sh TRACE [SECONDS] [RATE_SCALE] [LENGTH_SCALE] [REPEATS]
 set -euo pipefail
-cd "$(dirname "$(readlink -f "$0")")/../.."
-trace=${1:?a Mooncake trace}
+trace=$(readlink -f "${1:?a Mooncake trace}")
 seconds=${2:-120}
 rate_scale=${3:-1}
 length_scale=${4:-0.03125}
 repeats=${5:-1}
-bin=build/release/daemon
-work=$(mktemp -d)
-daemon=
-finish() {
-  [ -n "$daemon" ] && kill "$daemon" 2>/dev/null && wait "$daemon" 2>/dev/null
-  rm -rf "$work"
-}
-trap finish EXIT
+. "$(dirname "$(readlink -f "$0")")/daemon.sh"
 
 # Small, so that two cores keep up with a good part of an hour's traffic in minutes.
 llama='{architecture: Llama, hiddenSize: 256, layers: 4, heads: 4, kvHeads: 2, feedForward: 704, vocabulary: 4096, seed: 1}'
@@ -40,19 +32,11 @@ spec:
     maxNumSeqs: {initial: 32, min: 8, max: 32}
   tuning: {enabled: false}
 YAML
-  "$bin/rubatod" --manifest "$work/engine.yaml" --listen 127.0.0.1:18000 --control-listen 127.0.0.1:18080 2>"$work/log" &
-  daemon=$!
-  for _ in $(seq 600); do
-    curl -fsS -o /dev/null http://127.0.0.1:18080/readyz 2>/dev/null && break
-    kill -0 "$daemon" 2>/dev/null || { cat "$work/log" >&2; exit 1; }
-    sleep 0.1
-  done
-  "$bin/rubato-replay" --url http://127.0.0.1:18000 --trace "$trace" --format mooncake --seconds "$seconds" --rate-scale "$rate_scale" \
+  start_daemon "$work/engine.yaml"
+  "$build/daemon/rubato-replay" --url "$data_url" --trace "$trace" --format mooncake --seconds "$seconds" --rate-scale "$rate_scale" \
     --length-scale "$length_scale" --max-model-len 4096 --ttft 1s --itl 100ms --json "$work/report.json" >/dev/null 2>&1
-  evictions=$(curl -fsS http://127.0.0.1:18080/metrics | awk '/^rubato_prefix_cache_evictions_total/ { sum += $NF } END { print sum + 0 }')
-  kill "$daemon"
-  wait "$daemon" || true
-  daemon=
+  evictions=$(curl -fsS $control_url/metrics | awk '/^rubato_prefix_cache_evictions_total/ { sum += $NF } END { print sum + 0 }')
+  stop_daemon
   python3 - "$1" "$3" "$evictions" "$work/report.json" <<'PY'
 import json, sys
 name, enabled, evictions, path = sys.argv[1:]

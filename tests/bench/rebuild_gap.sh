@@ -5,27 +5,14 @@
 # was rebuilt, and what the daemon says of its builds and swaps. Build first (./dev build); wants an otherwise idle machine.
 #   tests/bench/rebuild_gap.sh [ROUNDS] [STREAMS] [BUILD_FOLDER] [MANIFEST]
 set -euo pipefail
-cd "$(dirname "$(readlink -f "$0")")/../.."
 rounds=${1:-5}
 streams=${2:-32}
 build=${3:-build/release}
 manifest=${4:-manifests/examples/demo.yaml}
-work=$(mktemp -d)
-daemon=
-finish() {
-  [ -n "$daemon" ] && kill "$daemon" 2>/dev/null && wait "$daemon" 2>/dev/null
-  rm -rf "$work"
-}
-trap finish EXIT
+. "$(dirname "$(readlink -f "$0")")/daemon.sh"
 
 sed -e 's/tuning: {enabled: true/tuning: {enabled: false/' "$manifest" >"$work/engine.yaml"
-"$build/daemon/rubatod" --manifest "$work/engine.yaml" --listen 127.0.0.1:18000 --control-listen 127.0.0.1:18080 2>"$work/log" &
-daemon=$!
-for _ in $(seq 600); do
-  curl -fsS -o /dev/null http://127.0.0.1:18080/readyz 2>/dev/null && break
-  kill -0 "$daemon" 2>/dev/null || { cat "$work/log" >&2; exit 1; }
-  sleep 0.1
-done
+start_daemon "$work/engine.yaml"
 
 python3 - "$rounds" "$streams" <<'PY'
 import json, re, selectors, socket, sys, threading, time, urllib.request

@@ -1,69 +1,65 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# One recorded trace against the real daemon: tuned, untuned at the initial settings, and a sweep of static settings of which the best is run again
-# at full length. Prints one row each. Build first (./dev build).
+# One recorded trace or load profile against the real daemon: tuned with the twin and without, untuned at the initial settings, and a sweep of static
+# settings of which the best is run again at full length. Prints one row each, with the phases of a profile. Build first (./dev build).
 #   tests/bench/replay_table.sh TRACE [SECONDS] [SWEEP_SECONDS] [RATE_SCALE] [LENGTH_SCALE]
 set -euo pipefail
-cd "$(dirname "$(readlink -f "$0")")/../.."
-trace=${1:?a trace file}
+trace=$(readlink -f "${1:?a trace file}")
 seconds=${2:-300}
 sweep_seconds=${3:-60}
 rate_scale=${4:-1}
 length_scale=${5:-0.25}
-bin=build/release/daemon
-work=$(mktemp -d)
-daemon=
-finish() {
-  [ -n "$daemon" ] && kill "$daemon" 2>/dev/null && wait "$daemon" 2>/dev/null
-  rm -rf "$work"
-}
-trap finish EXIT
+window=10s
+scale=(--rate-scale "$rate_scale" --length-scale "$length_scale")
+case $trace in
+  *.yaml) window=5s scale=(--format profile) ;;
+esac
+. "$(dirname "$(readlink -f "$0")")/daemon.sh"
 
-# manifest BUDGET POLICY TUNING
+# manifest BUDGET POLICY TUNING: off, plain (without the twin) or twin
 manifest() {
+  local tuning='enabled: true'
+  [ "$3" = off ] && tuning='enabled: false'
+  [ "$3" = plain ] && tuning='enabled: true, twin: {enabled: false}'
   sed -e "s/maxNumBatchedTokens: {initial: [0-9]*/maxNumBatchedTokens: {initial: $1/" \
       -e "s/priorityPolicy: {initial: [A-Za-z]*/priorityPolicy: {initial: $2/" \
-      -e "s/tuning: {enabled: [a-z]*, window: [0-9a-z]*/tuning: {enabled: $3, window: 10s/" manifests/examples/demo.yaml >"$work/engine.yaml"
+      -e "s/tuning: {enabled: [a-z]*, window: [0-9a-z]*/tuning: {$tuning, window: $window/" manifests/examples/demo.yaml >"$work/engine.yaml"
 }
 
 # row NAME BUDGET POLICY TUNING SECONDS: replays and prints a row; leaves the attainment in $work/attainment
 row() {
   manifest "$2" "$3" "$4"
-  "$bin/rubatod" --manifest "$work/engine.yaml" --listen 127.0.0.1:18000 --control-listen 127.0.0.1:18080 2>"$work/log" &
-  daemon=$!
-  for _ in $(seq 600); do
-    curl -fsS -o /dev/null http://127.0.0.1:18080/readyz 2>/dev/null && break
-    kill -0 "$daemon" 2>/dev/null || { cat "$work/log" >&2; exit 1; }
-    sleep 0.1
-  done
-  "$bin/rubato-replay" --url http://127.0.0.1:18000 --trace "$trace" --seconds "$5" --rate-scale "$rate_scale" --length-scale "$length_scale" \
+  start_daemon "$work/engine.yaml"
+  "$build/daemon/rubato-replay" --url "$data_url" --trace "$trace" --seconds "$5" "${scale[@]}" \
     --max-model-len 4096 --ttft 1s --itl 60ms --attainment 95 --json "$work/report.json" >/dev/null 2>&1
-  settings=$(curl -fsS http://127.0.0.1:18080/apis/rubato.dev/v1alpha1/engines | python3 -c '
+  settings=$(curl -fsS $control_url/apis/rubato.dev/v1alpha1/engines | python3 -c '
 import json, sys
 s = json.load(sys.stdin)["items"][0]["status"]["settings"]
 print(s["priorityPolicy"], s["maxNumBatchedTokens"], s["maxNumSeqs"], "number", s["number"])')
-  kill "$daemon"
-  wait "$daemon" || true
-  daemon=
+  stop_daemon
   python3 - "$1" "$settings" "$work" <<'PY'
 import json, sys
 name, settings, work = sys.argv[1:]
 o = json.load(open(work + "/report.json"))["overall"]
 print(f'{name:24} {o["requests"]:6} {o["attainmentPercent"]:7.1f} % {o["goodputPerSecond"]:7.2f}/s  ttft p50/p99 {o["ttftMs"]["p50"] or 0:7.0f} {o["ttftMs"]["p99"] or 0:7.0f} ms  itl p99 {o["requestItlMs"]["p99"] or 0:6.0f} ms  {settings}')
+for p in json.load(open(work + "/report.json"))["phases"]:
+    if len(json.load(open(work + "/report.json"))["phases"]) > 1:
+        print(f'    {p["name"]:20} {p["requests"]:6} {p["attainmentPercent"] or 0:7.1f} %')
 open(work + "/attainment", "w").write(str(o["attainmentPercent"]))
 PY
 }
 
 echo "$trace: $seconds s, rate x $rate_scale, lengths x $length_scale; good: TTFT 1 s and p99 gap 60 ms"
-row "tuned" 2048 DecodeFirst true "$seconds"
-row "untuned (initial)" 2048 DecodeFirst false "$seconds"
+row "tuned" 2048 DecodeFirst twin "$seconds"
+row "tuned, no twin" 2048 DecodeFirst plain "$seconds"
+row "untuned (initial)" 2048 DecodeFirst off "$seconds"
 best=-1
 for policy in Deadline DecodeFirst ShortestFirst; do
   for budget in 128 256 512 2048; do
-    row "sweep $policy $budget" "$budget" "$policy" false "$sweep_seconds"
+    row "sweep $policy $budget" "$budget" "$policy" off "$sweep_seconds"
     if python3 -c "import sys; sys.exit(not float('$(cat "$work/attainment")') > float('$best'))"; then
       best=$(cat "$work/attainment") best_policy=$policy best_budget=$budget
     fi
   done
 done
-row "best static" "$best_budget" "$best_policy" false "$seconds"
+row "best static" "$best_budget" "$best_policy" off "$seconds"
