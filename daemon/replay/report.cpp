@@ -84,6 +84,25 @@ void compare(const LoadRun& run, const Targets& targets, const Phase& phase, std
   }
 }
 
+/// The earliest arrival from which on the rest of the phase met the target.
+std::optional<Duration> recovery(const LoadRun& run, const Targets& targets, const Phase& phase, std::uint32_t index) {
+  constexpr std::int64_t requests_min = 10;
+  std::vector<std::pair<Duration, bool>> requests;  // arrival, good
+  for (const Outcome& outcome : run.outcomes) {
+    if (outcome.phase == index) requests.emplace_back(outcome.arrived, is_good(outcome, targets));
+  }
+  std::ranges::sort(requests);
+  std::optional<Duration> found;
+  std::int64_t good = 0;
+  for (std::size_t i = requests.size(); i-- > 0;) {
+    good += requests[i].second ? 1 : 0;
+    const auto count = static_cast<std::int64_t>(requests.size() - i);
+    const bool met = count >= requests_min && PhaseFigures::percent(good, count) >= targets.attainment;
+    if (met) found = i == 0 ? Duration(0) : requests[i].first - phase.start;
+  }
+  return found;
+}
+
 double milliseconds(Duration duration) {
   return std::chrono::duration<double, std::milli>(duration).count();
 }
@@ -171,6 +190,9 @@ nlohmann::ordered_json figures_json(const PhaseFigures& figures) {
   json["failures"] = figures.failures;
   json["attainmentPercent"] = figures.attainment();
   json["goodputPerSecond"] = figures.goodput();
+  json["recoveredAfterSeconds"] = figures.recovered
+                                      ? nlohmann::ordered_json(std::chrono::duration<double>(*figures.recovered).count())
+                                      : nlohmann::ordered_json(nullptr);
   json["promptTokens"] = figures.prompt_tokens;
   json["cachedTokens"] = figures.cached_tokens;
   json["sharedTokens"] = figures.shared_tokens;
@@ -242,6 +264,7 @@ Report summarize(const Workload& workload, const LoadRun& run, const Targets& ta
   for (std::uint32_t index = 0; index < report.phases.size(); ++index) {
     fill(report.phases[index], samples[index]);
     compare(run, targets, workload.phases[index], index, report.phases[index]);
+    report.phases[index].recovered = recovery(run, targets, workload.phases[index], index);
   }
   fill(report.overall, all);
   if (!run.settings.empty()) {
@@ -267,6 +290,15 @@ std::string to_table(const Report& report) {
             "%\n";
   }
   for (const auto& [kind, count] : report.overall.failures) text += "failed: " + kind + " " + std::to_string(count) + "\n";
+  if (report.phases.size() > 1) {
+    text += "met the target from so many seconds after a phase's begin on:";
+    for (const PhaseFigures& figures : report.phases) {
+      const std::string after =
+          figures.recovered ? fixed(std::chrono::duration<double>(*figures.recovered).count(), 0) : std::string("never");
+      text += "  " + figures.name + " " + after;
+    }
+    text += "\n";
+  }
   for (const PhaseFigures& figures : report.phases) {
     if (figures.settings_at_start.empty()) continue;
     text += "settings in " + figures.name + ": ";

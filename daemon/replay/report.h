@@ -37,6 +37,8 @@ struct PhaseFigures {
   std::optional<Duration> tpot_p50, tpot_p99;         // (last - first token) / (tokens - 1)
   std::optional<Duration> lag_p99;                    // the client's own delay
   std::string settings_at_start, settings_at_end;     // of the watched engine
+  std::optional<Duration> recovered;                  // from so long after its begin on, its other requests met the target;
+                                                      // none: not even its last ten did
   std::int64_t requests_before = 0, good_before = 0;  // arrived before the phase's first change of settings
   std::int64_t requests_after = 0, good_after = 0;    // arrived after its last one
 

@@ -40,11 +40,11 @@ print(s["priorityPolicy"], s["maxNumBatchedTokens"], s["maxNumSeqs"], "number", 
   python3 - "$1" "$settings" "$work" <<'PY'
 import json, sys
 name, settings, work = sys.argv[1:]
-o = json.load(open(work + "/report.json"))["overall"]
+report = json.load(open(work + "/report.json"))
+o = report["overall"]
 print(f'{name:24} {o["requests"]:6} {o["attainmentPercent"]:7.1f} % {o["goodputPerSecond"]:7.2f}/s  ttft p50/p99 {o["ttftMs"]["p50"] or 0:7.0f} {o["ttftMs"]["p99"] or 0:7.0f} ms  itl p99 {o["requestItlMs"]["p99"] or 0:6.0f} ms  {settings}')
-for p in json.load(open(work + "/report.json"))["phases"]:
-    if len(json.load(open(work + "/report.json"))["phases"]) > 1:
-        print(f'    {p["name"]:20} {p["requests"]:6} {p["attainmentPercent"] or 0:7.1f} %')
+for p in report["phases"] if len(report["phases"]) > 1 else []:
+    print(f'    {p["name"]:20} {p["requests"]:6} {p["attainmentPercent"]:7.1f} %  on target after {p["recoveredAfterSeconds"]} s')
 open(work + "/attainment", "w").write(str(o["attainmentPercent"]))
 PY
 }

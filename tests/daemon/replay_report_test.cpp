@@ -189,6 +189,24 @@ TEST(ReplayReport, attainment_is_compared_before_and_after_a_change_of_settings)
   EXPECT_EQ(to_json(report).at("phases").at(1).at("settingsAtEnd").at("maxNumBatchedTokens"), 128);
 }
 
+// 40 requests, one every quarter second: bad until 4 s of the phase, one in ten bad after that.
+TEST(ReplayReport, a_phase_has_recovered_from_when_its_other_requests_met_the_target) {
+  LoadRun run;
+  run.elapsed = seconds(20);
+  for (int i = 0; i < 40; ++i) {
+    const Duration arrived = seconds(10) + milliseconds(250) * i;
+    const bool bad = i < 16 || i % 10 == 5;
+    run.outcomes.push_back(complete(1, arrived, bad ? seconds(9) : milliseconds(1), {}));
+  }
+  const Report report = summarize(two_phases(), run, {.attainment = 90});
+  ASSERT_TRUE(report.phases[1].recovered);
+  EXPECT_EQ(*report.phases[1].recovered, seconds(4));
+  EXPECT_EQ(report.phases[0].recovered, std::nullopt) << "it had no request";
+  EXPECT_EQ(summarize(two_phases(), run, {.attainment = 100}).phases[1].recovered, std::nullopt);
+  EXPECT_THAT(to_table(report), HasSubstr("calm never  rush 4"));
+  EXPECT_EQ(to_json(report).at("phases").at(1).at("recoveredAfterSeconds"), 4.0);
+}
+
 TEST(ReplayReport, a_run_cut_short_has_the_length_that_it_had) {
   LoadRun run;
   run.elapsed = seconds(4);
