@@ -1,23 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exact samples of what live traffic got, cut into windows for the tuner. Requests that are still unfinished are judged by what
-// they got so far: a saturated engine must not look good because only its easy requests finished, nor a good one bad because
-// misses show early and long answers end late.
+// Live traffic cut into windows for the tuner, by the rules of tuner/window_cut.h.
 #pragma once
 
 #include <cstdint>
 #include <mutex>
-#include <optional>
 #include <unordered_map>
-#include <vector>
 
 #include "daemon/observer.h"
-#include "manifests/engine_spec.h"
 #include "tuner/tuner.h"
+#include "tuner/window_cut.h"
 
 namespace rubato {
 
-/// The lane thread writes through Observer, the tuning thread opens and closes windows. One mutex, held for appends only; closing
-/// a window swaps the samples out first.
+/// The lane thread writes through Observer, the tuning thread opens and closes windows. One mutex, held for appends, and for
+/// copies of the samples; percentiles are taken outside of it.
 class LatencyWindows final : public Observer {
  public:
   /// samples_max bounds each kind of sample per window; once full, every further one replaces a pseudo-random earlier one.
@@ -41,49 +37,13 @@ class LatencyWindows final : public Observer {
   [[nodiscard]] std::int32_t judged_so_far() const;
   /// The window from open() to now; sampling goes on until the next open().
   [[nodiscard]] tuner::Window close(TimePoint now);
+  /// The open window, as close() would give it; nothing is closed, and no request is counted by it.
+  [[nodiscard]] tuner::Window so_far(TimePoint now) const;
 
  private:
-  struct InFlight {
-    TimePoint arrival;
-    Duration ttft_target{};
-    Duration itl_target{};
-    std::optional<Duration> ttft{};
-    std::int32_t gaps = 0;
-    std::int32_t wide_gaps = 0;  // above the target
-    bool counted = false;        // already judged a miss in an earlier window; not judged again
-
-    /// Nearest rank over its own gaps so far, as at its end.
-    [[nodiscard]] bool itl_missed() const { return gaps - wide_gaps < (gaps * 99 + 99) / 100; }
-  };
-  struct Samples {
-    std::vector<Duration> ttft;
-    std::vector<Duration> itl;
-    std::vector<TimePoint> arrivals;
-    std::int64_t prompt_tokens = 0;
-    std::int64_t output_tokens = 0;
-    std::int32_t arrival_count = 0;
-    std::int32_t finished = 0;
-    std::int32_t judged = 0;
-    std::int32_t good = 0;
-    std::int32_t rejected = 0;
-    std::int32_t ttft_misses = 0;
-    std::int32_t itl_misses = 0;
-    std::int32_t waiting_begin = 0;
-  };
-
-  void keep(std::vector<Duration>& samples, Duration sample);
-  void judge_unfinished(InFlight& request, TimePoint now, tuner::Window& window);
-
-  const std::size_t samples_max_;
   mutable std::mutex mutex_;
-  Samples samples_;
-  std::unordered_map<SequenceId, InFlight> in_flight_;
-  TimePoint opened_{};
-  TimePoint since_{};
-  std::uint64_t settings_number_ = 0;
-  bool settings_changed_ = false;
-  std::int32_t waiting_ = 0;
-  std::uint64_t replacement_state_ = 1;
+  tuner::WindowCut cut_;
+  std::unordered_map<SequenceId, tuner::WindowCut::Place> in_flight_;
 };
 
 }  // namespace rubato

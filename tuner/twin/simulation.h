@@ -87,7 +87,8 @@ class Simulation {
   /// The open window so far; nothing is closed.
   [[nodiscard]] Window so_far() const;
 
-  /// Requests that ended or were rejected since the last call, in that order; with unfinished, those under way too.
+  /// Requests that ended or were rejected since the last call, in that order; with unfinished, those under way too, in order of
+  /// arrival. The last 2^20 are kept.
   [[nodiscard]] std::vector<SimulatedRequest> take_requests(bool unfinished);
 
  private:

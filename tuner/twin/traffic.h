@@ -39,7 +39,8 @@ class TrafficLog {
   void ended(SequenceId id, std::int32_t output_tokens);
 
   /// Those that came in [from, to), in order of arrival. Where one still runs, its output is guessed from those of the log that
-  /// ended later than it has got so far (else those that end late would be missing), within its max_new_tokens.
+  /// ended later than it has got so far (else those that end late would be missing), within its max_new_tokens. How far it has
+  /// got is told by those that came after it and have ended. The same log gives the same guesses.
   [[nodiscard]] std::vector<TrafficRequest> between(TimePoint from, TimePoint to) const;
   [[nodiscard]] std::size_t size() const { return requests_.size(); }
 
@@ -47,7 +48,10 @@ class TrafficLog {
   struct Entry {
     SequenceId id;
     TrafficRequest request;
+    bool started = false;
   };
+  [[nodiscard]] std::vector<std::int32_t> outputs_so_far() const;
+
   std::size_t count_max_;
   std::deque<Entry> requests_;
   std::uint64_t first_number_ = 0;  // of requests_.front()
@@ -69,8 +73,8 @@ struct FutureOptions {
   std::uint64_t seed = 1;
 };
 
-/// Futures from [0, length), each drawn block by block from the phases by weight; within one future the phases follow one another
-/// in runs, as they did. The same arguments give the same futures. Empty where no phase has a request.
+/// Futures from [0, length), each drawn block by block from the phases; within one future the phases follow one another in runs,
+/// as they did, each for as long as its weight. The same arguments give the same futures. Empty where no phase has a request.
 [[nodiscard]] std::vector<std::vector<TrafficRequest>> bootstrap_futures(std::span<const TrafficPhase> phases,
                                                                          const FutureOptions& options);
 
