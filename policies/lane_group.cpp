@@ -220,6 +220,9 @@ std::int32_t LaneGroup::waiting() const {
 const StepTimeModel& LaneGroup::step_time(LaneIndex lane) const {
   return state_->at(lane).step_time;
 }
+void LaneGroup::adopt_step_time(LaneIndex lane, const StepTimeModel& model) {
+  state_->at(lane).step_time = model;
+}
 bool LaneGroup::idle() const {
   return state_->lane_of.empty();
 }

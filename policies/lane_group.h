@@ -118,6 +118,7 @@ class LaneGroup {
   /// As Scheduler's. Also empty while everything of the lane waits for another lane: for a decode slot, blocks, or the others of
   /// a lockstep round; such a plan may still name preempted ones. Ask again when changes() has grown.
   const StepPlan& plan(LaneIndex lane, TimePoint now);
+  /// As Scheduler's.
   void complete(LaneIndex lane, std::span<const RowOutcome> outcomes, TimePoint now, Duration duration);
   void abandon(LaneIndex lane);
   /// Sequences that lost their blocks when the lane's last step was booked, to an older one of another lane.
@@ -158,6 +159,8 @@ class LaneGroup {
   [[nodiscard]] std::int32_t waiting() const;
   [[nodiscard]] std::int32_t copies_open() const;
   [[nodiscard]] const StepTimeModel& step_time(LaneIndex lane) const;
+  /// As Scheduler's: a simulation starts with what a live lane has learnt.
+  void adopt_step_time(LaneIndex lane, const StepTimeModel& model);
   [[nodiscard]] bool idle() const;
 
   /// Every lane's own, and: each block of each pool has one owner, no sequence is in two lanes, slots and copies add up.

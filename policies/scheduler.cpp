@@ -302,6 +302,9 @@ SchedulerCounts Scheduler::counts() const {
 const StepTimeModel& Scheduler::step_time() const {
   return state_->step_time;
 }
+void Scheduler::adopt_step_time(const StepTimeModel& model) {
+  state_->step_time = model;
+}
 bool Scheduler::idle() const {
   return state_->slot_of.empty();
 }

@@ -146,7 +146,7 @@ class Scheduler {
 
   /// Books the step that plan() returned: every row's tokens are computed, each sampling row grew by one token. outcomes holds
   /// one entry per sampling row, in row order; the last of max_new_tokens must end its sequence. duration feeds the step-time
-  /// model.
+  /// model; zero leaves the model as it is.
   void complete(std::span<const RowOutcome> outcomes, TimePoint now, Duration duration);
 
   /// Books a planned step that did not run (the device failed): nothing was computed; the sequences stay where they were.
@@ -154,6 +154,8 @@ class Scheduler {
 
   [[nodiscard]] SchedulerCounts counts() const;
   [[nodiscard]] const StepTimeModel& step_time() const;
+  /// From now on it plans by a copy of this model, and learns on from there. Allowed at any time; an open step is booked into it.
+  void adopt_step_time(const StepTimeModel& model);
   [[nodiscard]] bool idle() const;
 
   /// Age of the oldest waiting request; zero when none waits.

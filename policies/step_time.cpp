@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "manifests/check.h"
+
 namespace rubato::policies {
 namespace {
 
@@ -23,6 +25,7 @@ constexpr std::int32_t surprises_for_change = 4;  // at 1 % of independent outli
 constexpr double fade_on_change = 0.7;
 constexpr double smallest_sigma = 0.01;  // of the duration; timers and caches alone are not better
 constexpr double largest_sigma = 1.0;
+constexpr std::uint64_t steps_believed = 16;  // what coefficients from elsewhere count for
 
 Vector inputs(const StepFeatures& features) {
   const Vector raw{features.tokens > 0 ? 1.0 : 0.0, static_cast<double>(features.tokens), features.attention,
@@ -122,6 +125,28 @@ StepTimeModel::StepTimeModel() : relative_variance_(0.25) {
   estimate_[1] = guess_seconds_per_token * scales[1];
   coefficients_[1] = guess_seconds_per_token;
   for (std::size_t i = 0; i < count_of; ++i) information_[i][i] = prior_information;
+}
+
+StepTimeModel StepTimeModel::from_coefficients(const Vector& coefficients, Duration spread) {
+  CHECK(spread >= Duration::zero());
+  StepTimeModel model;
+  double typical_seconds = 0;  // of a step in which every feature has its typical size
+  for (std::size_t i = 0; i < count_of; ++i) {
+    CHECK(std::isfinite(coefficients[i]) && coefficients[i] >= 0, "coefficient ", i, " is ", coefficients[i]);
+    model.estimate_[i] = coefficients[i] * scales[i];
+    typical_seconds += model.estimate_[i];
+  }
+  if (typical_seconds <= 0) return StepTimeModel();
+  model.coefficients_ = coefficients;
+  for (std::size_t i = 0; i < count_of; ++i) {
+    model.information_[i][i] =
+        std::max(prior_information, static_cast<double>(steps_believed) / (typical_seconds * typical_seconds));
+  }
+  const double relative = std::clamp(to_seconds(spread) / typical_seconds, smallest_sigma, largest_sigma);
+  model.relative_variance_ = relative * relative;
+  model.error_variance_ = to_seconds(spread) * to_seconds(spread);
+  model.observation_count_ = steps_believed;
+  return model;
 }
 
 void StepTimeModel::observe(const StepFeatures& features, Duration duration) {

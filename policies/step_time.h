@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The online step-time model: how long a step with these rows will take. Recursive least squares on the features that dominate a
-// transformer step, kept per lane. Policy Deadline asks it every step; the twin (later) simulates with it.
+// transformer step, kept per lane. Policy Deadline asks it every step; the twin starts its lanes with copies of it.
 #pragma once
 
 #include <array>
@@ -31,8 +31,17 @@ class StepTimeModel {
  public:
   StepTimeModel();
 
+  static constexpr int coefficient_count = 5;
+  using Vector = std::array<double, coefficient_count>;
+  using Matrix = std::array<Vector, coefficient_count>;
+
+  /// A model that starts from what is known already, as a calibration file tells: coefficients() and spread() are these until it
+  /// observes. It believes them like some 16 steps of its own, so that a machine that differs is learnt within a few dozen. Each
+  /// coefficient is finite and not negative, the spread not negative. Nothing but zeros says nothing: a model that knows nothing.
+  [[nodiscard]] static StepTimeModel from_coefficients(const Vector& coefficients, Duration spread);
+
   /// Feeds one executed step. Steps far outside the model's spread count less (a page fault, a stolen core). Non-positive
-  /// durations are ignored.
+  /// durations are ignored: the model stays exactly as it is.
   void observe(const StepFeatures& features, Duration duration);
 
   /// Expected duration, at least 0. Before the first observation: a fixed, pessimistic guess per token.
@@ -49,9 +58,6 @@ class StepTimeModel {
   [[nodiscard]] std::uint64_t observation_count() const { return observation_count_; }
 
   /// Seconds per unit of each feature, in the order of the class comment; none is negative.
-  static constexpr int coefficient_count = 5;
-  using Vector = std::array<double, coefficient_count>;
-  using Matrix = std::array<Vector, coefficient_count>;
   [[nodiscard]] Vector coefficients() const { return coefficients_; }
 
  private:

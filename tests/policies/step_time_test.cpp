@@ -194,6 +194,47 @@ TEST(StepTimeModel, ignores_durations_that_cannot_be) {
   EXPECT_EQ(model.observation_count(), 0u);
 }
 
+TEST(StepTimeModel, starts_from_coefficients_exactly_and_gives_them_back) {
+  const StepTimeModel model = StepTimeModel::from_coefficients(machine, std::chrono::microseconds(300));
+  EXPECT_EQ(model.coefficients(), machine);
+  EXPECT_NEAR(to_seconds(model.spread()), 300e-6, 1e-8);
+  EXPECT_GT(model.observation_count(), 0u);
+  const StepTimeModel again = StepTimeModel::from_coefficients(model.coefficients(), model.spread());
+  EXPECT_EQ(again.coefficients(), machine);
+  EXPECT_NEAR(to_seconds(model.predict(chunk_step(100, 400))), seconds_of(machine, chunk_step(100, 400)), 1e-9);
+}
+
+TEST(StepTimeModel, goes_on_learning_from_given_coefficients) {
+  for (const double factor : {0.5, 1.0, 1.3, 3.0}) {
+    StepTimeModel model = StepTimeModel::from_coefficients(machine, std::chrono::microseconds(300));
+    Vector truth = machine;
+    for (double& value : truth) value *= factor;
+    std::mt19937 random(8);
+    for (int i = 0; i < 100; ++i) {
+      const StepFeatures features = random_step(random);
+      model.observe(features, from_seconds(seconds_of(truth, features)));
+    }
+    EXPECT_LT(worst_relative_error(model, truth, 10), 0.15) << "factor " << factor;
+  }
+}
+
+// It is neither as sure as a model with a long life of its own, nor as unsure as one without any.
+TEST(StepTimeModel, believes_given_coefficients_moderately) {
+  StepTimeModel model = StepTimeModel::from_coefficients(machine, std::chrono::microseconds(300));
+  const StepFeatures features = decode_step(32, 1000);
+  const double before = to_seconds(model.predict(features));
+  model.observe(features, from_seconds(before * 1.1));
+  const double moved = to_seconds(model.predict(features)) / before - 1.0;
+  EXPECT_GT(moved, 0.001);
+  EXPECT_LT(moved, 0.05);
+}
+
+TEST(StepTimeModel, coefficients_that_are_all_zero_say_nothing) {
+  const StepTimeModel model = StepTimeModel::from_coefficients({}, Duration::zero());
+  EXPECT_EQ(model.observation_count(), 0u);
+  EXPECT_EQ(model.coefficients(), StepTimeModel().coefficients());
+}
+
 TEST(StepTimeModel, largest_chunk_is_the_largest_that_fits) {
   StepTimeModel model;
   std::mt19937 random(6);
