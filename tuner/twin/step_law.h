@@ -9,6 +9,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "manifests/result.h"
 #include "policies/step_time.h"
@@ -28,20 +29,22 @@ struct StepSample {
 /// Mean and scatter of one lane's steps at one share.
 class StepLaw {
  public:
-  /// Constant time, no allocation but for a bucket seen first (at most buckets_max are kept). Durations that are not positive are
-  /// ignored.
+  /// Constant time on average, no allocation but for a bucket seen first (at most buckets_max are kept). Durations that are not
+  /// positive are ignored.
   void observe(const policies::StepFeatures& features, std::optional<std::int32_t> bucket, Duration duration);
 
   /// Expected duration.
   [[nodiscard]] Duration mean(const policies::StepFeatures& features, std::optional<std::int32_t> bucket) const;
   /// A duration at this quantile, 0..1, of the scatter that was seen: mean times exp of a quantile of recent log errors.
+  /// Positive.
   [[nodiscard]] Duration quantile(const policies::StepFeatures& features, std::optional<std::int32_t> bucket, double at) const;
 
   /// Recent mean absolute error of mean(), relative to what was measured, predicted before it was learnt from.
   [[nodiscard]] double relative_error() const { return relative_error_; }
-  /// Recent standard deviation of the log errors.
+  /// Recent standard deviation of the log errors, without outliers: half the distance of the quantiles one deviation off the
+  /// middle.
   [[nodiscard]] double spread() const;
-  [[nodiscard]] std::uint64_t observation_count() const { return model_.observation_count(); }
+  [[nodiscard]] std::uint64_t observation_count() const { return observation_count_; }
   [[nodiscard]] const policies::StepTimeModel& model() const { return model_; }
 
   static constexpr std::size_t quantile_count = 33;
@@ -56,11 +59,24 @@ class StepLaw {
     double log_factor = 0;
     double weight = 0;
   };
+  void learn_factor(std::int32_t key, double log_error);
+  void keep_error(double log_error);
+  void refresh_quantiles();
+  /// Errors as the quantiles tell of them, for a law that is read from a file: else the first few new ones would be all it knows.
+  void fill_errors();
+  [[nodiscard]] double log_factor(std::int32_t key) const;
+
+  static constexpr std::size_t errors_max = 1024;
+
   policies::StepTimeModel model_;
-  std::map<std::int32_t, Bucket> buckets_;              // by tokens
-  std::array<double, quantile_count> log_quantiles_{};  // tracked by stochastic approximation
+  std::map<std::int32_t, Bucket> buckets_;  // by tokens; steps outside of shapes by minus the class of their size
+  std::array<double, quantile_count> log_quantiles_{};
+  std::array<float, errors_max> log_errors_{};  // the recent ones, a ring
+  std::size_t error_count_ = 0;
+  std::size_t error_next_ = 0;
+  double log_level_ = 0;  // recent mean of the log errors, over all buckets
   double relative_error_ = 0;
-  double log_variance_ = 0;
+  std::uint64_t observation_count_ = 0;
 };
 
 /// All laws of a node.

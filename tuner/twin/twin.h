@@ -160,6 +160,7 @@ class TwinStudy {
 
  private:
   friend class Twin;
+  friend class BestSearch;
   struct State;
   explicit TwinStudy(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
