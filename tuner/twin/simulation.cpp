@@ -83,8 +83,9 @@ void Simulation::State::begin_step(LaneIndex lane, const policies::StepPlan& pla
   if (options.shapes) {
     if (const auto index = buckets.find(plan.features.tokens)) step.bucket = buckets.tokens[*index];
   }
-  step.share_percent = 0;  // none yet
-  use_shares(group.device_of(lane));
+  step.share_percent = 0;  // none yet: use_shares() gives it one
+  // The second lane is the one that prefills, where one does.
+  step.contended_percent = std::clamp(lane.value == 0 ? 100 - knobs.prefill_share : knobs.prefill_share, 1, 99);
 }
 
 void Simulation::State::note_share(OpenStep& step) const {
@@ -94,26 +95,20 @@ void Simulation::State::note_share(OpenStep& step) const {
   step.longest_share = step.share_percent;
 }
 
-// The two lanes of a device share it while both are in a step; a step that runs alone has all of it.
-void Simulation::State::use_shares(std::int32_t device) {
-  std::int32_t busy = 0;
+// Once everything that ends or begins now has. The two lanes of a device share it while both are in a step; a step that runs
+// alone has all of it.
+void Simulation::State::use_shares() {
+  const bool both = lanes_share_a_device() && open[0].plan != nullptr && open[1].plan != nullptr;
   for (std::size_t i = 0; i < lane_count(); ++i) {
-    const bool here = group.device_of(LaneIndex{static_cast<std::int32_t>(i)}) == device;
-    busy += here && open[i].plan != nullptr ? 1 : 0;
-  }
-  for (std::size_t i = 0; i < lane_count(); ++i) {
-    const LaneIndex lane{static_cast<std::int32_t>(i)};
-    if (open[i].plan == nullptr || group.device_of(lane) != device) continue;
-    const std::int32_t given = i == 1 ? knobs.prefill_share : 100 - knobs.prefill_share;
-    use_share(lane, busy > 1 ? std::clamp(given, 1, 99) : 100);
+    if (open[i].plan == nullptr) continue;
+    use_share(LaneIndex{static_cast<std::int32_t>(i)}, both ? open[i].contended_percent : 100);
   }
 }
 
 void Simulation::State::use_share(LaneIndex lane, std::int32_t percent) {
   OpenStep& step = open[static_cast<std::size_t>(lane.value)];
-  const bool has_begun = step.share_percent > 0;
-  if (step.share_percent == percent || (has_begun && step.end <= now)) return;
-  if (has_begun) {
+  if (step.share_percent == percent) return;
+  if (step.share_percent > 0) {
     note_share(step);
     const double done = to_seconds(now - step.share_since) / to_seconds(step.whole);
     step.left = std::max(step.left - done, 0.0);
@@ -148,7 +143,6 @@ void Simulation::State::end_step(LaneIndex lane) {
   cut.waiting(group.waiting());
   ++steps;
   ++steps_since_asked;
-  if (lane_count() > 1) use_shares(group.device_of(lane));
 }
 
 // Everything that is due now, always in the same order: steps by lane, the copy, arrivals.
@@ -221,12 +215,13 @@ bool Simulation::State::run_until(TimePoint until, const std::function<bool()>& 
     }
     finish_due();
     ask_lanes();
-    begin_copy();
     if (look_again && *look_again <= now) {
       look_again.reset();
       std::fill(seen.begin(), seen.end(), std::nullopt);
       ask_lanes();
     }
+    use_shares();
+    begin_copy();
     if (!look_again && !group.idle() && !copy && !any_open()) look_again = now + look_pause;
     if (any_open() || copy) look_again.reset();
     const std::optional<TimePoint> next = next_event();

@@ -54,7 +54,7 @@ struct SimulatedRequest {
   std::optional<Duration> ttft{};  // none: no first token yet
   Duration itl_p99{};              // nearest rank over its own gaps so far; zero with fewer than two tokens
   bool ended = false;
-  bool rejected = false;
+  bool rejected = false;  // for outstanding_max, or as the lane group could never hold it
 };
 
 class Simulation {

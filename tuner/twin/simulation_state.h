@@ -63,9 +63,10 @@ struct Simulation::State {
     TimePoint end{};
     TimePoint share_since{};
     std::int32_t share_percent = 100;
-    Duration whole{};                  // at this share, from its begin to its end
-    double left = 1;                   // of its work, at share_since
-    std::int32_t longest_share = 100;  // that it had for most of its time so far
+    std::int32_t contended_percent = 100;  // its share while the other lane is in a step, by the settings that it began under
+    Duration whole{};                      // at this share, from its begin to its end
+    double left = 1;                       // of its work, at share_since
+    std::int32_t longest_share = 100;      // that it had for most of its time so far
     Duration longest{};
   };
   struct OpenCopy {
@@ -95,11 +96,12 @@ struct Simulation::State {
   void end_step(LaneIndex lane);
   void note_share(OpenStep& step) const;
   void use_share(LaneIndex lane, std::int32_t percent);
-  void use_shares(std::int32_t device);
+  void use_shares();
   [[nodiscard]] Duration duration_of(LaneIndex lane, const OpenStep& step) const;
   [[nodiscard]] std::optional<TimePoint> next_event() const;
   void choose_buckets();
   [[nodiscard]] std::size_t lane_count() const { return open.size(); }
+  [[nodiscard]] bool lanes_share_a_device() const { return options.limits.lanes_per_device == 2; }
   [[nodiscard]] bool any_open() const;
 
   static constexpr std::uint64_t slot_bits = 24;
