@@ -29,13 +29,12 @@ double probability_at_least(const Prediction& prediction, double floor) {
   return normal_cumulative((prediction.mean - floor) / std::sqrt(prediction.variance));
 }
 
-std::optional<Pick> pick_best(const GaussianProcess& score, const GaussianProcess& attainment,
-                              std::span<const GaussianProcessPoint> candidates, const AcquisitionOptions& options) {
+std::optional<Pick> pick_best(std::span<const Outcome> candidates, const AcquisitionOptions& options) {
   std::optional<Pick> best;
   for (std::size_t i = 0; i < candidates.size(); ++i) {
-    double value = expected_improvement(score.predict(candidates[i]), options.best);
+    double value = expected_improvement(candidates[i].score, options.best);
     if (options.floor) {
-      const double safe = probability_at_least(attainment.predict(candidates[i]), *options.floor);
+      const double safe = probability_at_least(candidates[i].attainment, *options.floor);
       value *= safe < options.safe_probability_min ? 0.0 : safe;
     }
     if (!best || value > best->value) best = Pick{i, value};

@@ -19,9 +19,16 @@ namespace rubato::tuner {
 [[nodiscard]] double probability_at_least(const Prediction& prediction, double floor);
 
 struct AcquisitionOptions {
-  double best = 0;                    // score to improve on
-  double safe_probability_min = 0.2;  // candidates less likely to keep the floor are worth nothing
+  double best = 0;  // score to improve on
+  double safe_probability_min =
+      0.2;                        // candidates less likely to keep the floor are worth nothing; 0.5: none is predicted below it
   std::optional<double> floor{};  // lowest predicted attainment (transformed as the constraint process is); empty: no constraint
+};
+
+/// What is predicted of one candidate.
+struct Outcome {
+  Prediction score;
+  Prediction attainment;  // transformed as the constraint process is
 };
 
 struct Pick {
@@ -30,7 +37,6 @@ struct Pick {
 };
 
 /// The candidate of the largest constrained expected improvement, the first of equals. Empty without candidates.
-[[nodiscard]] std::optional<Pick> pick_best(const GaussianProcess& score, const GaussianProcess& attainment,
-                                            std::span<const GaussianProcessPoint> candidates, const AcquisitionOptions& options);
+[[nodiscard]] std::optional<Pick> pick_best(std::span<const Outcome> candidates, const AcquisitionOptions& options);
 
 }  // namespace rubato::tuner

@@ -92,13 +92,25 @@ Evidence pooled(const Evidence& earlier, const Evidence& later) {
   return result;
 }
 
+double transformed_share(double share, double count) {
+  return transformed_share((share * count + 0.5) / (count + 1.0));
+}
+
+double transformed_share(double share) {
+  return 2.0 * std::asin(std::sqrt(std::clamp(share, 0.0, 1.0)));
+}
+
+double share_of_transformed(double value) {
+  const double root = std::sin(0.5 * std::clamp(value, 0.0, M_PI));
+  return root * root;
+}
+
 NoisyValue transformed_attainment(const Evidence& evidence) {
   const double count = std::max(1, evidence.judged);
-  const double smoothed = (evidence.good + 0.5) / (count + 1.0);
   // At the ends, where every request or none is good, counts hardly scatter.
   const double raw = evidence.attainment();
   const double spread = std::min(1.0, count * raw * (1.0 - raw) / 2.0);
-  return {2.0 * std::asin(std::sqrt(std::clamp(smoothed, 0.0, 1.0))), dispersion / count * (0.3 + 0.7 * spread)};
+  return {transformed_share(evidence.good / count, count), dispersion / count * (0.3 + 0.7 * spread)};
 }
 
 NoisyValue score(const Evidence& evidence) {

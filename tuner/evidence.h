@@ -56,6 +56,14 @@ struct NoisyValue {
   double variance = 0;
 };
 
+/// The transform of a share of requests, as transformed_attainment() gives it for evidence of so many: at the ends few requests
+/// say less than many.
+[[nodiscard]] double transformed_share(double share, double count);
+
+/// Without that: count is infinite. And back.
+[[nodiscard]] double transformed_share(double share);
+[[nodiscard]] double share_of_transformed(double value);
+
 /// The attainment alone.
 [[nodiscard]] NoisyValue transformed_attainment(const Evidence& evidence);
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <utility>
 
 #include "manifests/check.h"
 #include "tuner/acquisition.h"
@@ -20,14 +21,14 @@ constexpr double history_reach = 2.0;  // octaves of load within which old evide
 constexpr double similar_load = 0.75;  // octaves within which an old answer is worth a trial as it is
 constexpr std::int32_t openings_max = 4;
 constexpr double opening_step = 4.0;  // factor on the budget
-constexpr double attainment_guard = 0.1;
 // Improvement below this (of a score that spans 0 to pi) is not worth a window of live traffic.
 constexpr double improvement_min = 0.03;
 // While the objectives are missed there is more to gain; but not for ever.
 constexpr double improvement_min_missed = 0.01;
 constexpr std::int32_t patient_trials = 8;
-// Old evidence was gathered under a load and a machine state that only resemble the present ones.
-constexpr double history_variance = 0.05;
+// Candidates less likely to keep to the guard are left out. With expectations: those whose prediction is below it.
+constexpr double safe_probability_plain = 0.2;
+constexpr double safe_probability_expected = 0.5;
 
 /// Whether more requests miss the ITL target than the objectives leave room for.
 bool gaps_missed(const Evidence& evidence, const ObjectivesSpec& objectives) {
@@ -41,23 +42,6 @@ struct Group {
 
 }  // namespace
 
-GaussianProcessPoint encode(const KnobValues& knobs, const LoadFeatures& load) {
-  constexpr double without_effect = 0.3;
-  const double margin = knobs.priority_policy == PriorityPolicy::Deadline ? knobs.deadline_margin / 100.0 : without_effect;
-  // One number for both ways to split: only a share moves on one device, only whole devices on several.
-  constexpr double device_step = 0.25;
-  const double share = knobs.mode == Mode::Disaggregated ? knobs.prefill_share / 100.0 + device_step * (knobs.prefill_devices - 1)
-                                                         : without_effect;
-  return {.numbers = {std::log2(std::max(1, knobs.max_num_batched_tokens)), std::log2(std::max(1, knobs.max_num_seqs)), margin,
-                      share, load.rate, load.prompt, load.output},
-          .categories = {static_cast<std::int32_t>(knobs.priority_policy), static_cast<std::int32_t>(knobs.mode)}};
-}
-
-GaussianProcessOptions process_options() {
-  // Octaves for budget, sequences and load; fractions for margin and share, whose effect is known to be flat.
-  return {.length_scales = {2.0, 4.0, 1.0, 0.5, 1.0, 1.5, 1.5}, .category_count = 2, .output_scale = 0.8};
-}
-
 Search::Search(const LegalSettings& legal, const SearchOptions& options, std::vector<PastTrial> history)
     : legal_(legal), options_(options), history_(std::move(history)) {
   std::erase_if(history_, [&](const PastTrial& one) { return load_distance(one.load, options_.load) > history_reach; });
@@ -65,6 +49,19 @@ Search::Search(const LegalSettings& legal, const SearchOptions& options, std::ve
     return load_distance(a.load, options_.load) < load_distance(b.load, options_.load);
   });
   if (history_.size() > history_max) history_.resize(history_max);
+  expect(std::move(options_.expected));
+}
+
+void Search::expect(std::vector<Expected> expected) {
+  std::erase_if(expected, [](const Expected& one) {
+    return !std::isfinite(one.attainment) || !std::isfinite(one.score) || !std::isfinite(one.variance) || one.variance < 0;
+  });
+  if (expected.size() > candidates_max) {
+    std::stable_sort(expected.begin(), expected.end(), [](const Expected& a, const Expected& b) { return a.score > b.score; });
+    expected.resize(candidates_max);
+  }
+  options_.expected = std::move(expected);
+  outlook_complete_ = false;
 }
 
 void Search::restrict_to(const LegalSettings& legal) {
@@ -80,20 +77,25 @@ void Search::load_moved(const LoadFeatures& load) {
   proposed_.clear();
   openings_ = 0;
   options_.load = load;
+  options_.hint.reset();
+  expected_best_asked_ = false;
+  expect({});
 }
 
 void Search::tell(const KnobValues& knobs, const Evidence& evidence) {
   for (Told& one : told_) {
-    if (one.knobs == knobs) {
+    if (act_alike(one.knobs, knobs)) {
       one.evidence = pooled(one.evidence, evidence);
+      outlook_complete_ = false;
       return;
     }
   }
   told_.push_back({knobs, evidence});
+  if (outlook_complete_) outlook_->learn(knobs, evidence);
 }
 
 const Search::Told* Search::find(const KnobValues& knobs) const {
-  const auto found = std::find_if(told_.begin(), told_.end(), [&](const Told& one) { return one.knobs == knobs; });
+  const auto found = std::find_if(told_.begin(), told_.end(), [&](const Told& one) { return act_alike(one.knobs, knobs); });
   return found == told_.end() ? nullptr : &*found;
 }
 
@@ -102,12 +104,23 @@ Evidence Search::evidence(const KnobValues& knobs) const {
   return found ? found->evidence : Evidence{};
 }
 
+/// Told, proposed or the incumbent itself: nothing to try.
+bool Search::known(const KnobValues& knobs, const KnobValues& incumbent) const {
+  return act_alike(knobs, incumbent) || find(knobs) ||
+         std::any_of(proposed_.begin(), proposed_.end(), [&](const KnobValues& one) { return act_alike(one, knobs); });
+}
+
 std::vector<KnobValues> Search::untried(const KnobValues& incumbent) const {
-  std::vector<KnobValues> result = legal_.grid(candidates_max, options_.seed);
+  std::vector<KnobValues> result;
+  if (options_.expected.empty()) {
+    result = legal_.grid(candidates_max, options_.seed);
+  } else {
+    for (const Expected& one : options_.expected) {
+      if (legal_.contains(one.knobs)) result.push_back(one.knobs);
+    }
+  }
   const KnobValues own = legal_.canonical(incumbent);
-  std::erase_if(result, [&](const KnobValues& one) {
-    return one == own || find(one) || std::find(proposed_.begin(), proposed_.end(), one) != proposed_.end();
-  });
+  std::erase_if(result, [&](const KnobValues& one) { return one == own || known(one, incumbent); });
   return result;
 }
 
@@ -129,9 +142,7 @@ std::optional<KnobValues> Search::remembered(const KnobValues& incumbent) const 
     return value.value - std::sqrt(value.variance);
   };
   for (const Group& group : groups) {
-    const bool known = group.knobs == incumbent || find(group.knobs) ||
-                       std::find(proposed_.begin(), proposed_.end(), group.knobs) != proposed_.end();
-    if (known || judge(group.evidence, options_.objectives) == Verdict::Missed) continue;
+    if (known(group.knobs, incumbent) || judge(group.evidence, options_.objectives) == Verdict::Missed) continue;
     if (!best || lower_bound(group.evidence) > lower_bound(best->evidence)) best = &group;
   }
   return best ? std::optional(best->knobs) : std::nullopt;
@@ -154,9 +165,7 @@ std::optional<KnobValues> Search::opening(const KnobValues& incumbent) {
       knobs.max_num_seqs = std::min(knobs.max_num_seqs, std::max(1, knobs.max_num_batched_tokens - min_prefill_quantum));
     }
     knobs = legal_.canonical(knobs);
-    const bool is_new = knobs != legal_.canonical(incumbent) && !find(knobs) &&
-                        std::find(proposed_.begin(), proposed_.end(), knobs) == proposed_.end();
-    if (legal_.contains(knobs) && is_new) return knobs;
+    if (legal_.contains(knobs) && !known(knobs, legal_.canonical(incumbent))) return knobs;
   }
   return std::nullopt;
 }
@@ -199,44 +208,80 @@ std::optional<double> Search::middle_budget(const KnobValues& like) const {
   return low > 0 ? std::sqrt(low * high) : high / opening_step;
 }
 
-void Search::fit() {
-  score_.emplace(process_options());
-  attainment_.emplace(process_options());
-  for (const PastTrial& one : history_) {
-    const GaussianProcessPoint point = encode(one.knobs, one.load);
-    const NoisyValue known_score = score(one.evidence);
-    const NoisyValue known_attainment = transformed_attainment(one.evidence);
-    score_->observe(point, known_score.value, known_score.variance + history_variance);
-    attainment_->observe(point, known_attainment.value, known_attainment.variance + history_variance);
+void Search::fit(const KnobValues& incumbent) {
+  outlook_.emplace(options_.load, options_.expected);
+  if (options_.expected.empty()) {
+    for (const PastTrial& one : history_) outlook_->learn_past(one);
   }
-  for (const Told& one : told_) {
-    const GaussianProcessPoint point = encode(one.knobs, options_.load);
-    const NoisyValue known_score = score(one.evidence);
-    const NoisyValue known_attainment = transformed_attainment(one.evidence);
-    score_->observe(point, known_score.value, known_score.variance);
-    attainment_->observe(point, known_attainment.value, known_attainment.variance);
+  for (const Told& one : told_) outlook_->learn(one.knobs, one.evidence);
+  outlook_->fit(incumbent);
+  outlook_complete_ = true;
+}
+
+/// The lowest attainment, transformed, that a trial may be predicted to have. Empty: anything goes.
+std::optional<double> Search::attainment_floor(const KnobValues& incumbent) const {
+  double own = evidence(incumbent).attainment();
+  if (!options_.expected.empty()) {
+    if (const auto outcome = outlook_->of(incumbent)) own = share_of_transformed(outcome->attainment.mean);
   }
+  return own > options_.guard ? std::optional(transformed_share(own - options_.guard)) : std::nullopt;
+}
+
+void Search::predict(Proposal& proposal) const {
+  if (!outlook_ || !outlook_complete_ || !outlook_->fitted()) return;
+  const std::optional<Outcome> outcome = outlook_->of(proposal.knobs);
+  if (!outcome) return;
+  const Prediction& attainment = outcome->attainment;
+  const double deviation = std::sqrt(attainment.variance);
+  proposal.attainment = share_of_transformed(attainment.mean);
+  proposal.attainment_spread =
+      0.5 * (share_of_transformed(attainment.mean + deviation) - share_of_transformed(attainment.mean - deviation));
+}
+
+/// Whether the hint, which is then used up, may be tried.
+bool Search::takes_hint(const KnobValues& incumbent) {
+  if (!options_.hint) return false;
+  const KnobValues hint = *std::exchange(options_.hint, std::nullopt);
+  if (!legal_.contains(hint) || known(hint, incumbent)) return false;
+  if (options_.expected.empty() || !outlook_->expected(hint)) return true;
+  const std::optional<double> floor = attainment_floor(incumbent);
+  return !floor || outlook_->of(hint)->attainment.mean >= *floor;
+}
+
+/// What the twin would choose, before anything but the incumbent and a hint was tried.
+std::optional<Proposal> Search::expected_best(const KnobValues& incumbent, const std::vector<KnobValues>& choices) {
+  if (std::exchange(expected_best_asked_, true)) return std::nullopt;
+  const Expected* best = nullptr;
+  const std::optional<double> floor = attainment_floor(incumbent);
+  for (const KnobValues& one : choices) {
+    const Expected* candidate = outlook_->expected(one);
+    if (best && candidate->score <= best->score) continue;
+    if (floor && outlook_->of(one)->attainment.mean < *floor) continue;
+    best = candidate;
+  }
+  if (!best) return std::nullopt;
+  const Expected* own = outlook_->expected(incumbent);
+  if (own && best->score < own->score + improvement_min_missed) return std::nullopt;
+  return Proposal{.knobs = best->knobs, .source = Source::Twin};
 }
 
 std::optional<Proposal> Search::improvement(const KnobValues& incumbent, const std::vector<KnobValues>& choices) {
-  fit();
-  const GaussianProcessPoint focus = encode(incumbent, options_.load);
-  score_->fit(focus);
-  attainment_->fit(focus);
-  if (!score_->fitted() || !attainment_->fitted()) {
+  const bool plain = options_.expected.empty();
+  if (plain && !outlook_->fitted()) {
     std::mt19937_64 random(options_.seed + ++draws_);
     return Proposal{.knobs = choices[random() % choices.size()], .source = Source::Random};
   }
   // The best fitted value, not the best measured one: a lucky window must not set the bar.
-  double best = score_->predict(focus).mean;
-  for (const Told& one : told_) best = std::max(best, score_->predict(encode(one.knobs, options_.load)).mean);
-  const double own = evidence(incumbent).attainment();
-  std::vector<GaussianProcessPoint> points;
-  points.reserve(choices.size());
-  for (const KnobValues& one : choices) points.push_back(encode(one, options_.load));
-  AcquisitionOptions options{.best = best};
-  if (own > attainment_guard) options.floor = 2.0 * std::asin(std::sqrt(own - attainment_guard));
-  const std::optional<Pick> pick = pick_best(*score_, *attainment_, points, options);
+  double best = -std::numeric_limits<double>::infinity();
+  if (const auto own = outlook_->of(incumbent)) best = own->score.mean;
+  for (const Told& one : told_) best = std::max(best, outlook_->of(one.knobs)->score.mean);
+  std::vector<Outcome> outcomes;
+  outcomes.reserve(choices.size());
+  for (const KnobValues& one : choices) outcomes.push_back(*outlook_->of(one));
+  const AcquisitionOptions options{.best = best,
+                                   .safe_probability_min = plain ? safe_probability_plain : safe_probability_expected,
+                                   .floor = attainment_floor(incumbent)};
+  const std::optional<Pick> pick = pick_best(outcomes, options);
   const bool patient = trials_ < patient_trials && judge(evidence(incumbent), options_.objectives) == Verdict::Missed;
   if (!pick || pick->value < (patient ? improvement_min_missed : improvement_min)) return std::nullopt;
   return Proposal{.knobs = choices[pick->index], .source = Source::Improvement, .improvement = pick->value};
@@ -244,36 +289,46 @@ std::optional<Proposal> Search::improvement(const KnobValues& incumbent, const s
 
 Answer Search::ask(const KnobValues& incumbent) {
   if (trials_ >= options_.trials_max) return {.proposal = {}, .end = SearchEnd::TrialsSpent};
+  const bool plain = options_.expected.empty();
   const std::vector<KnobValues> choices = untried(incumbent);
   std::optional<Proposal> proposal;
-  if (const auto known = remembered(incumbent)) {
-    proposal = Proposal{.knobs = *known, .source = Source::Remembered};
+  if (!plain) fit(incumbent);
+  const std::optional<KnobValues> hint = options_.hint;
+  if (takes_hint(incumbent)) {
+    proposal = Proposal{.knobs = *hint, .source = Source::Regime};
+  } else if (const auto recalled = plain ? remembered(incumbent) : std::nullopt) {
+    proposal = Proposal{.knobs = *recalled, .source = Source::Remembered};
   } else if (choices.empty()) {
     return {.proposal = {}, .end = SearchEnd::Exhausted};
-  } else if (const auto first = opening(incumbent)) {
+  } else if (const auto first = plain ? opening(incumbent) : std::nullopt) {
     proposal = Proposal{.knobs = *first, .source = Source::Opening};
-  } else {
+  } else if (plain) {
+    fit(incumbent);
+    proposal = improvement(incumbent, choices);
+  } else if (proposal = expected_best(incumbent, choices); !proposal) {
     proposal = improvement(incumbent, choices);
   }
   if (!proposal) return {.proposal = {}, .end = SearchEnd::NothingToGain};
   CHECK(legal_.contains(proposal->knobs), "budget=", proposal->knobs.max_num_batched_tokens);
+  predict(*proposal);
   ++trials_;
   proposed_.push_back(proposal->knobs);
   return {.proposal = proposal, .end = SearchEnd::TrialsSpent};
 }
 
 KnobValues Search::best(const KnobValues& incumbent) {
-  fit();
-  const GaussianProcessPoint focus = encode(incumbent, options_.load);
-  score_->fit(focus);
+  if (!outlook_complete_) fit(incumbent);
+  KnobValues result = incumbent;
+  if (options_.expected.empty() && !outlook_->fitted()) return result;
   const auto lower_bound = [&](const KnobValues& knobs) {
-    const Prediction prediction = score_->predict(encode(knobs, options_.load));
+    const Prediction prediction = outlook_->of(knobs)->score;
     return prediction.mean - std::sqrt(prediction.variance);
   };
-  KnobValues result = incumbent;
-  if (!score_->fitted()) return result;
-  const Prediction own = score_->predict(focus);
-  double bar = find(incumbent) ? std::max(lower_bound(incumbent), own.mean - 0.5 * std::sqrt(own.variance)) : -1e9;
+  double bar = -1e9;
+  if (find(incumbent)) {
+    const Prediction own = outlook_->of(incumbent)->score;
+    bar = own.mean - 0.5 * std::sqrt(own.variance);
+  }
   for (const Told& one : told_) {
     if (!legal_.contains(one.knobs) || one.evidence.windows == 0) continue;
     const double bound = lower_bound(one.knobs);

@@ -10,17 +10,10 @@
 
 #include "manifests/engine_spec.h"
 #include "tuner/evidence.h"
-#include "tuner/gaussian_process.h"
+#include "tuner/outlook.h"
 #include "tuner/search_space.h"
 
 namespace rubato::tuner {
-
-/// What an earlier search or run showed: evidence under its own load.
-struct PastTrial {
-  KnobValues knobs;
-  LoadFeatures load;
-  Evidence evidence;
-};
 
 /// Where a proposal comes from.
 enum class Source : std::uint8_t {
@@ -39,6 +32,9 @@ struct Proposal {
   KnobValues knobs;
   Source source = Source::Improvement;
   double improvement = 0;  // constrained expected improvement, in units of score; 0 when another source proposed
+  // Predicted by all that is known so far, 0..1, and its standard deviation. Empty where nothing is.
+  std::optional<double> attainment{};
+  double attainment_spread = 0;
 };
 
 struct Answer {
@@ -46,22 +42,14 @@ struct Answer {
   SearchEnd end = SearchEnd::TrialsSpent;  // when there is none
 };
 
-/// What is expected of settings before anything is measured, by the twin.
-struct Expected {
-  KnobValues knobs;
-  double attainment = 0;  // 0..1
-  double score = 0;       // as score() of what is expected
-  double variance = 0;    // of score, over the twin's futures
-};
-
 struct SearchOptions {
   ObjectivesSpec objectives;
   LoadFeatures load;
   std::uint64_t seed = 1;
   std::int32_t trials_max = 16;
-  std::vector<Expected> expected{};  // empty: the plain search. Else the process models what live results differ by from these,
-                                     // and only settings listed here are proposed: the best of them first
+  std::vector<Expected> expected{};  // see Search::expect()
   double guard = 0.1;                // no trial is proposed whose attainment is predicted below the incumbent's by more than this
+  std::optional<KnobValues> hint{};  // served this load best when it was met before: tried before all else
 };
 
 class Search {
@@ -73,7 +61,13 @@ class Search {
   /// Knobs were pinned or bounds moved. What was told stays.
   void restrict_to(const LegalSettings& legal);
 
-  /// The load moved: what was told so far counts as history, and the trials already made keep counting against the bound.
+  /// What is expected of settings under the present load, in place of what was; the incumbent should be among them. Empty: the
+  /// plain search. Else the process models what live results differ from these by, history is left out, and only settings listed
+  /// here are proposed: the best of them first, unless the incumbent is expected to do as well.
+  void expect(std::vector<Expected> expected);
+
+  /// The load moved: what was told so far counts as history, and the trials already made keep counting against the bound. What
+  /// was expected and the hint were of the old load and are dropped.
   void load_moved(const LoadFeatures& load);
 
   /// One more window of evidence for these settings.
@@ -103,8 +97,13 @@ class Search {
   [[nodiscard]] std::optional<double> stepped_budget(const KnobValues& incumbent) const;
   [[nodiscard]] std::optional<double> middle_budget(const KnobValues& like) const;
   [[nodiscard]] PriorityPolicy opening_policy(const KnobValues& incumbent) const;
-  [[nodiscard]] std::optional<Proposal> improvement(const KnobValues& incumbent, const std::vector<KnobValues>& untried);
-  void fit();
+  [[nodiscard]] std::optional<Proposal> expected_best(const KnobValues& incumbent, const std::vector<KnobValues>& choices);
+  [[nodiscard]] std::optional<Proposal> improvement(const KnobValues& incumbent, const std::vector<KnobValues>& choices);
+  [[nodiscard]] std::optional<double> attainment_floor(const KnobValues& incumbent) const;
+  [[nodiscard]] bool takes_hint(const KnobValues& incumbent);
+  [[nodiscard]] bool known(const KnobValues& knobs, const KnobValues& incumbent) const;
+  void fit(const KnobValues& incumbent);
+  void predict(Proposal& proposal) const;
   [[nodiscard]] std::vector<KnobValues> untried(const KnobValues& incumbent) const;
 
   LegalSettings legal_;
@@ -115,15 +114,9 @@ class Search {
   std::int32_t trials_ = 0;
   std::int32_t openings_ = 0;
   std::uint64_t draws_ = 0;
-  std::optional<GaussianProcess> score_;
-  std::optional<GaussianProcess> attainment_;
+  bool expected_best_asked_ = false;
+  std::optional<Outlook> outlook_;
+  bool outlook_complete_ = false;  // it was fitted and knows all that was told
 };
-
-/// Settings and load as an input of the process. Absolute scales, so that evidence outlives a change of bounds; a knob without
-/// effect sits at a fixed place.
-[[nodiscard]] GaussianProcessPoint encode(const KnobValues& knobs, const LoadFeatures& load);
-
-/// Length scale priors, categories and output scale that fit encode() and score().
-[[nodiscard]] GaussianProcessOptions process_options();
 
 }  // namespace rubato::tuner

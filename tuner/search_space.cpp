@@ -94,6 +94,16 @@ std::vector<KnobValues> splits(const SearchSpace& space, const KnobValues& base)
 
 }  // namespace
 
+bool act_alike(const KnobValues& a, const KnobValues& b) {
+  KnobValues like_a = b;
+  if (b.priority_policy != PriorityPolicy::Deadline) like_a.deadline_margin = a.deadline_margin;
+  if (b.mode != Mode::Disaggregated) {
+    like_a.prefill_share = a.prefill_share;
+    like_a.prefill_devices = a.prefill_devices;
+  }
+  return like_a == a;
+}
+
 LegalSettings::LegalSettings(const SearchSpace& space) : space_(space) {
   // A range that is upside down holds one value; the manifest reader refuses it, so it can only come from a caller's slip.
   for (IntegerKnob* knob : {&space_.knobs.max_num_batched_tokens, &space_.knobs.deadline_margin, &space_.knobs.max_num_seqs,

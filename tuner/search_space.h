@@ -12,6 +12,10 @@
 
 namespace rubato::tuner {
 
+/// Whether the engine does the same under both: they differ at most in knobs without effect (the margin of another policy than
+/// Deadline, share and prefill devices in mode Chunked).
+[[nodiscard]] bool act_alike(const KnobValues& a, const KnobValues& b);
+
 /// Bounds, pins and grid of one search. Immutable.
 class LegalSettings {
  public:
@@ -27,8 +31,7 @@ class LegalSettings {
   /// The nearest legal values. Where pins and bounds leave none that keeps the cross-knob rule, the pins win.
   [[nodiscard]] KnobValues clamp(KnobValues knobs) const;
 
-  /// clamp(), with knobs that have no effect (the margin of another policy than Deadline, share and prefill devices in mode
-  /// Chunked) set to the base, so that settings that act alike compare equal.
+  /// clamp(), with knobs that have no effect set to the base, so that settings that act alike compare equal.
   [[nodiscard]] KnobValues canonical(const KnobValues& knobs) const;
 
   /// All grid settings, canonical, legal, without repeats, in a fixed order; a seeded sample of them when there are more than

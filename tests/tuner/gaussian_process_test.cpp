@@ -7,8 +7,6 @@
 #include <limits>
 #include <random>
 
-#include "tuner/acquisition.h"
-
 namespace rubato::tuner {
 namespace {
 
@@ -216,33 +214,6 @@ TEST(GaussianProcess, same_data_same_bits) {
   const GaussianProcessPoint point{{0.1, 0.2, 0.3}, {1, 1}};
   EXPECT_EQ(a.predict(point).mean, b.predict(point).mean);
   EXPECT_EQ(a.predict(point).variance, b.predict(point).variance);
-}
-
-TEST(Acquisition, expected_improvement_equals_a_brute_force_mean) {
-  std::mt19937_64 random(5);
-  std::normal_distribution<double> normal(0.3, 0.7);
-  double sum = 0;
-  constexpr int count = 400000;
-  for (int i = 0; i < count; ++i) sum += std::max(0.0, normal(random) - 0.8);
-  EXPECT_NEAR(expected_improvement({0.3, 0.49}, 0.8), sum / count, 0.002);
-  EXPECT_EQ(expected_improvement({1.0, 0.0}, 0.4), 0.6);
-  EXPECT_EQ(expected_improvement({0.2, 0.0}, 0.4), 0.0);
-  EXPECT_NEAR(probability_at_least({1.0, 4.0}, 1.0), 0.5, 1e-12);
-}
-
-TEST(Acquisition, a_candidate_that_is_likely_unsafe_is_not_picked) {
-  GaussianProcess score(one_number());
-  GaussianProcess attainment(one_number());
-  for (int i = 0; i < 12; ++i) {
-    score.observe(at(0.25 * i), 0.25 * i, 1e-3);
-    attainment.observe(at(0.25 * i), i < 6 ? 2.0 : 0.0, 1e-3);
-  }
-  score.fit(at(1));
-  attainment.fit(at(1));
-  const std::vector<GaussianProcessPoint> candidates{at(0.2), at(1.1), at(2.7)};
-  EXPECT_EQ(pick_best(score, attainment, candidates, {.best = 0})->index, 2u);
-  EXPECT_EQ(pick_best(score, attainment, candidates, {.best = 0, .floor = 1.5})->index, 1u);
-  EXPECT_FALSE(pick_best(score, attainment, {}, {.best = 0}).has_value());
 }
 
 }  // namespace
