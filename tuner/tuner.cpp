@@ -50,6 +50,22 @@ Tuner::State::State(const TunerOptions& wanted, Journal* remembered, Twin* simul
   current = incumbent;
   if (journal) trial_number = journal->last_trial_number();
   load_history();
+  load_regimes();
+}
+
+void Tuner::State::load_regimes() {
+  if (!journal) return;
+  auto rows = journal->regimes(options.model_key);
+  if (rows) {
+    regime_memory.load(std::move(*rows));
+  } else {
+    ++counts.journal_errors_total;
+  }
+}
+
+void Tuner::State::note_risk(const Window& window, const Evidence& evidence) {
+  const bool trial = stage == Stage::Trying && search;
+  risk.add(window.end, evidence.judged, trial ? evidence.judged * known_of_incumbent().attainment() : 0.0);
 }
 
 /// Earlier trials of this model under these objectives. Nothing of them is applied: they inform the search, and what met the
@@ -97,13 +113,6 @@ Decision Tuner::State::conclude(Decision decision, TimePoint now) {
 }
 
 Decision Tuner::State::on_window(const Window& window) {
-  if (phase == Phase::Disabled) {
-    return {.phase = Phase::Disabled,
-            .apply = {},
-            .trial = false,
-            .reason = "TuningDisabled",
-            .message = "Tuning is disabled or every knob is pinned."};
-  }
   std::string wrong = contradiction(window);
   if (wrong.empty() && last_begin && window.begin < *last_begin) wrong = "it begins before the window that came before it";
   if (!wrong.empty()) {
@@ -115,9 +124,28 @@ Decision Tuner::State::on_window(const Window& window) {
             .message = "A window was refused because " + wrong + "."};
   }
   last_begin = window.begin;
+  last_end = window.end;
 
+  if (frozen) {
+    return {.phase = phase,
+            .apply = {},
+            .trial = false,
+            .reason = "Frozen",
+            .message = "Nothing is tried or concluded: " + frozen_why + "."};
+  }
+  rate = window.arrival_rate();
   const Window whole = thin ? merged(*thin, window) : window;
   const Evidence evidence = evidence_of(whole, options.objectives);
+  // Behind a backlog that other settings left the twin, which knows these alone, has nothing to be checked by.
+  if (twin && !evidence.draining) twin->check(window, current);
+  if (phase == Phase::Disabled) {
+    return {.phase = Phase::Disabled,
+            .apply = {},
+            .trial = false,
+            .reason = "TuningDisabled",
+            .message = "Tuning is disabled or every knob is pinned."};
+  }
+  note_risk(window, evidence_of(window, options.objectives));
   if (evidence.judged < std::max(1, options.tuning.min_requests)) {
     thin = whole;
     ++thin_windows;
@@ -128,17 +156,27 @@ Decision Tuner::State::on_window(const Window& window) {
   no_data_since.reset();
   const std::optional<Shift> shift =
       detector.observe(whole, evidence, stage == Stage::Trying ? SameSettings::No : SameSettings::Yes);
+  const std::int64_t trials_before = counts.trials_total;
+  const std::int64_t number = trial_number;
+  Decision decision;
   switch (stage) {
     case Stage::Watching:
-      return conclude(watch(whole, evidence, shift), window.end);
+      decision = watch(whole, evidence, shift);
+      break;
     case Stage::Trying:
-      return conclude(on_trial(whole, evidence, shift), window.end);
+      decision = on_trial(whole, evidence, shift);
+      break;
     case Stage::Confirming:
-      return conclude(on_confirmation(whole, evidence, shift), window.end);
+      decision = on_confirmation(whole, evidence, shift);
+      break;
     case Stage::Recovering:
-      return conclude(on_recovery(whole, evidence), window.end);
+      decision = on_recovery(whole, evidence);
+      break;
   }
-  return {};
+  if (!decision.seen) decision.seen = whole;
+  // The start of the next trial names that one; the record of this one has its own row.
+  if (decision.trial_number == 0 && counts.trials_total > trials_before) decision.trial_number = number;
+  return conclude(decision, window.end);
 }
 
 /// Idle, or nearly: nothing is concluded from it. A setting that was only on trial gives way to the proven one; the incumbent
@@ -182,6 +220,22 @@ Decision Tuner::State::on_thin_window(const Window& window) {
   return decision;
 }
 
+Decision Tuner::State::freeze(const std::string& why, TimePoint now) {
+  const bool restore = current != incumbent;
+  if (search && stage == Stage::Trying && trial_window) record_trial("Inconclusive");
+  end_search();
+  pending_alarm.reset();
+  frozen = true;
+  frozen_why = why;
+  Decision decision{.phase = phase == Phase::Disabled ? Phase::Disabled : Phase::Holding,
+                    .apply = {},
+                    .trial = false,
+                    .reason = "Frozen",
+                    .message = "Nothing is tried or concluded: " + why + "; holding " + describe(incumbent) + "."};
+  if (restore) decision.apply = incumbent;
+  return conclude(decision, now);
+}
+
 Decision Tuner::State::reconfigure(const TunerOptions& wanted, TimePoint now) {
   const bool objectives_changed = !(options.objectives == wanted.objectives);
   const bool model_changed = options.model_key != wanted.model_key;
@@ -201,8 +255,12 @@ Decision Tuner::State::reconfigure(const TunerOptions& wanted, TimePoint now) {
     infeasible = false;
     searches_since_shift = 0;
     dwell_until = TimePoint::min();
+    settled_evidence.reset();
+    pending_alarm.reset();
     load_history();
+    if (model_changed) load_regimes();
   }
+  if (twin) twin->set_objectives(options.objectives);
   if (!options.tuning.enabled || !legal.any_free()) {
     end_search();
     incumbent = options.space.base;
@@ -219,7 +277,11 @@ Decision Tuner::State::reconfigure(const TunerOptions& wanted, TimePoint now) {
     watched.clear();
     detector.settings_changed();
   }
-  if (space_changed) infeasible = false;  // what was not there to find may be there now
+  if (space_changed) {  // what was not there to find may be there now
+    infeasible = false;
+    settled_evidence.reset();
+    mixture_until = TimePoint::min();
+  }
   KnobValues next = incumbent;
   if (search) {
     search->restrict_to(legal);
@@ -243,6 +305,22 @@ Decision Tuner::State::reconfigure(const TunerOptions& wanted, TimePoint now) {
   return conclude(decision, now);
 }
 
+/// Eigen, NLopt and the allocator may throw; a search that cannot be computed ends, serving goes on with the proven setting.
+Decision Tuner::State::give_up(const std::exception& failure) {
+  const bool restore = current != incumbent;
+  end_search();
+  pending_alarm.reset();
+  phase = Phase::Holding;
+  counts.reason = "SearchFailed";
+  counts.message = std::string("The search could not be computed (") + failure.what() + "); holding the incumbent.";
+  if (restore) current = incumbent;
+  return {.phase = Phase::Holding,
+          .apply = restore ? std::optional(incumbent) : std::nullopt,
+          .trial = false,
+          .reason = counts.reason,
+          .message = counts.message};
+}
+
 Tuner::Tuner(const TunerOptions& options, Journal* journal, Twin* twin, const LoadWatch* watch)
     : state_(std::make_unique<State>(options, journal, twin, watch)) {}
 Tuner::~Tuner() = default;
@@ -251,20 +329,43 @@ Decision Tuner::on_window(const Window& window) {
   try {
     return state_->on_window(window);
   } catch (const std::exception& failure) {
-    // Eigen, NLopt and the allocator may throw; a search that cannot be computed ends, serving goes on with the proven setting.
-    State& s = *state_;
-    const bool restore = s.current != s.incumbent;
-    s.end_search();
-    s.phase = Phase::Holding;
-    s.counts.reason = "SearchFailed";
-    s.counts.message = std::string("The search could not be computed (") + failure.what() + "); holding the incumbent.";
-    if (restore) s.current = s.incumbent;
-    return {.phase = Phase::Holding,
-            .apply = restore ? std::optional(s.incumbent) : std::nullopt,
-            .trial = false,
-            .reason = s.counts.reason,
-            .message = s.counts.message};
+    return state_->give_up(failure);
   }
+}
+
+std::optional<Decision> Tuner::on_alarm(const LoadAlarm& alarm, const Window& so_far) {
+  try {
+    return state_->on_alarm(alarm, so_far);
+  } catch (const std::exception& failure) {
+    return state_->give_up(failure);
+  }
+}
+
+std::optional<Decision> Tuner::on_progress(const Window& so_far) {
+  try {
+    return state_->on_progress(so_far);
+  } catch (const std::exception& failure) {
+    return state_->give_up(failure);
+  }
+}
+
+Decision Tuner::freeze(const std::string& why, TimePoint now) {
+  return state_->freeze(why, now);
+}
+
+void Tuner::thaw() {
+  state_->frozen = false;
+  state_->frozen_why.clear();
+}
+
+std::vector<Regime> Tuner::regimes() const {
+  const auto all = state_->regime_memory.regimes();
+  return {all.begin(), all.end()};
+}
+
+void Tuner::import_regimes(const std::vector<Regime>& regimes, TimePoint now) {
+  state_->regime_memory.merge(regimes, state_->wall_milliseconds(now) / 1000);
+  state_->keep_regimes();
 }
 
 Decision Tuner::reconfigure(const TunerOptions& options, TimePoint now) {
@@ -276,6 +377,7 @@ TunerStatus Tuner::status() const {
   status.phase = state_->phase;
   status.incumbent = state_->incumbent;
   status.no_data_since = state_->no_data_since;
+  status.risk_used = state_->last_end ? state_->risk.used(*state_->last_end, state_->rate) : 0.0;
   return status;
 }
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tuner's way through a search: when one starts, what follows from a trial's window, and how it ends.
+// The tuner's way through a search: what follows from a trial's window, and how it ends.
 #include <algorithm>
 
 #include "tuner/describe.h"
 #include "tuner/guard.h"
 #include "tuner/journal.h"
+#include "tuner/sequential_test.h"
 #include "tuner/tuner_state.h"
 
 namespace rubato::tuner {
@@ -14,9 +15,8 @@ namespace {
 constexpr double same_load = 0.5;           // octaves: nearer is the same load, whatever the detector said under a trial
 constexpr double nothing_to_protect = 0.5;  // below this attainment a bad trial costs little more than the incumbent does
 constexpr double backlog_share = 0.2;
-constexpr std::int32_t met_windows_forget = 8;
 
-const char* name_of(Source source) {
+const char* reason_for(Source source) {
   switch (source) {
     case Source::Regime:
       return "it served this load best before";
@@ -40,88 +40,62 @@ bool leaves_backlog(const Window& window) {
 
 }  // namespace
 
-Evidence Tuner::State::watched_evidence() const {
-  Evidence all;
-  for (const Evidence& one : watched) all = all.windows == 0 ? one : pooled(all, one);
-  return all;
+const char* name_of(Source source) {
+  switch (source) {
+    case Source::Regime:
+      return "Regime";
+    case Source::Twin:
+      return "Twin";
+    case Source::Remembered:
+      return "Remembered";
+    case Source::Opening:
+      return "Opening";
+    case Source::Improvement:
+      return "Process";
+    case Source::Random:
+      return "Random";
+  }
+  return "";
 }
 
-void Tuner::State::note_watched(const Evidence& evidence) {
-  watched.push_back(evidence);
-  if (watched.size() > watched_max) watched.pop_front();
+Evidence Tuner::State::known_of_incumbent() const {
+  const Evidence measured = search->evidence(incumbent);
+  return measured.windows == 0 && incumbent_forecast ? *incumbent_forecast : measured;
 }
 
-/// No search is running: is one needed, and may one start? Objectives that are met are never explored beyond.
-Decision Tuner::State::watch(const Window& window, const Evidence& evidence, const std::optional<Shift>& shift) {
-  const bool first = watched.empty();
-  if (shift) {
-    watched.clear();
-    infeasible = false;
-    if (shift->of_load()) searches_since_shift = 0;
-  }
-  note_watched(evidence);
-  const Verdict latest = judge(evidence, options.objectives);
-  const bool missed = latest == Verdict::Missed || (latest == Verdict::Unclear && watched.size() > 1 &&
-                                                    judge(watched_evidence(), options.objectives) == Verdict::Missed);
-  if (latest == Verdict::Met) {
-    infeasible = false;
-    if (++met_windows >= met_windows_forget) searches_since_shift = 0;
-  } else {
-    met_windows = 0;
-  }
-  Decision hold{.phase = Phase::Holding, .apply = {}, .trial = false, .reason = {}, .message = {}};
-  if (!missed) {
-    waited_for_shift = false;
-    hold.reason = shift ? "ShiftDetected" : latest == Verdict::Met ? "ObjectivesMet" : "ObjectivesUnclear";
-    hold.message = (shift ? "The " + shift->text() + ", but the objectives hold: " : "Holding " + describe(incumbent) + ": ") +
-                   describe(evidence) + " against a target of " + std::to_string(options.objectives.attainment) + " %.";
-    if (infeasible) {
-      hold.phase = Phase::Infeasible;
-      hold.reason = infeasible_reason;
-      hold.message = infeasible_message;
-    }
-    return hold;
-  }
-  if (infeasible) {
-    return {.phase = Phase::Infeasible, .apply = {}, .trial = false, .reason = infeasible_reason, .message = infeasible_message};
-  }
-  if (window.end < dwell_until) {
-    hold.reason = "Dwelling";
-    hold.message = "The objectives are missed (" + describe(evidence) +
-                   "), but the last search ended too recently; the next may start in " +
-                   decimal(to_seconds(dwell_until - window.end)) + " s.";
-    return hold;
-  }
-  if (shift && !first && !waited_for_shift) {
-    waited_for_shift = true;  // this window is of two loads; the next one measures the incumbent under the new one
-    hold.reason = "ShiftDetected";
-    hold.message = "The " + shift->text() + " and the objectives are missed (" + describe(evidence) + "); measuring once more.";
-    return hold;
-  }
-  waited_for_shift = false;
-  return start_search(window, "The objectives are missed (" + describe(evidence) + ", mostly " +
-                                  missed_target(evidence, options.objectives) + ")");
+/// A trial's number stands from its start, so that every record of it can name it.
+void Tuner::State::begin_trial() {
+  ++trial_number;
+  stage = Stage::Trying;
+  trial_window.reset();
+  repeats = 0;
 }
 
 Decision Tuner::State::start_search(const Window& window, const std::string& why) {
-  ++counts.searches_total;
-  search_load = load_of(window);
-  load_moves = 0;
-  search_rollbacks = 0;
-  load_may_have_moved = false;
-  search.emplace(legal,
-                 SearchOptions{.objectives = options.objectives,
-                               .load = search_load,
-                               .seed = options.seed + 0x9e3779b97f4a7c15ULL * static_cast<std::uint64_t>(counts.searches_total),
-                               .trials_max = trials_per_search_max},
-                 history);
+  const std::optional<TwinAnswer> answer = ask_twin(window.end, {});
+  begin_search(load_of(window), answer);
   const Evidence known = watched_evidence();
   search->tell(incumbent, known);
+  incumbent_forecast.reset();
   remember({.knobs = incumbent, .load = search_load, .evidence = known});
-  return next_trial(window.end, why);
+  Decision decision = next_trial(window.end, why);
+  decision.seen = window;
+  if (answer) decision.expected_incumbent = answer->incumbent;
+  return decision;
 }
 
 Decision Tuner::State::next_trial(TimePoint now, const std::string& lead) {
+  if (!risk_allows(now, rate, known_of_incumbent().attainment())) {
+    Decision decision = finish(now, lead);
+    infeasible = false;  // nobody knows that
+    settled_evidence.reset();
+    decision.phase = Phase::Holding;
+    decision.reason = "RiskBudgetSpent";
+    decision.message = lead + "; trials have put as many of the last hour's requests at risk as riskBudget allows (" +
+                       decimal(100 * risk.used(now, rate)) + " of " + std::to_string(options.tuning.risk_budget) +
+                       " %); holding " + describe(incumbent) + ".";
+    return decision;
+  }
   const Answer answer = search->ask(incumbent);
   if (!answer.proposal) {
     const char* why = answer.end == SearchEnd::TrialsSpent ? "the trials are spent"
@@ -129,16 +103,19 @@ Decision Tuner::State::next_trial(TimePoint now, const std::string& lead) {
                                                            : "no setting promises more";
     return finish(now, lead + "; " + why);
   }
-  stage = Stage::Trying;
-  trial_window.reset();
-  repeats = 0;
+  begin_trial();
+  const Proposal& proposal = *answer.proposal;
+  trial_source = name_of(proposal.source);
+  trial_expected = outcome_expected_of(proposal.knobs);
   return {.phase = Phase::Searching,
-          .apply = answer.proposal->knobs,
+          .apply = proposal.knobs,
           .trial = true,
           .reason = "TrialStarted",
-          .message = lead + "; trying " + describe(answer.proposal->knobs) + " (trial " + std::to_string(search->trials()) +
-                     " of at most " + std::to_string(trials_per_search_max) + "), because " + name_of(answer.proposal->source) +
-                     "."};
+          .message = lead + "; trying " + describe(proposal.knobs) + " (trial " + std::to_string(search->trials()) +
+                     " of at most " + std::to_string(trials_per_search_max) + "), because " + reason_for(proposal.source) + ".",
+          .trial_number = trial_number,
+          .source = trial_source,
+          .expected = trial_expected};
 }
 
 Decision Tuner::State::repeat_trial(const std::string& why) {
@@ -160,7 +137,7 @@ Decision Tuner::State::on_trial(const Window& window, const Evidence& evidence, 
   }
   search->tell(current, evidence);
   const Evidence total = search->evidence(current);
-  const Evidence known = search->evidence(incumbent);
+  const Evidence known = known_of_incumbent();
   const Verdict verdict = judge(total, options.objectives);
   const Comparison comparison = compare(total, known);
   if (verdict == Verdict::Met) {
@@ -210,7 +187,26 @@ Decision Tuner::State::roll_back(const Evidence& trial, const Evidence& known) {
           .apply = incumbent,
           .trial = false,
           .reason = "RolledBack",
-          .message = lead + "; back to " + describe(incumbent) + "."};
+          .message = lead + "; back to " + describe(incumbent) + ".",
+          .trial_number = trial_number};
+}
+
+/// Between windows: an alarm that could not be answered before, and a trial that already shows to be worse.
+std::optional<Decision> Tuner::State::on_progress(const Window& so_far) {
+  if (phase == Phase::Disabled || frozen || !contradiction(so_far).empty()) return std::nullopt;
+  if (auto answer = answer_alarm(so_far)) return answer;
+  if (stage != Stage::Trying || !search) return std::nullopt;
+  const Evidence evidence = evidence_of(so_far, options.objectives);
+  const Evidence known = known_of_incumbent();
+  if (evidence.draining || known.windows == 0) return std::nullopt;
+  if (!already_worse(evidence.judged - evidence.good, evidence.judged, 1 - known.attainment())) return std::nullopt;
+  trial_window = trial_window ? merged(*trial_window, so_far) : so_far;
+  note_risk(so_far, evidence);
+  search->tell(current, evidence);
+  const std::int64_t before = counts.rollbacks_total;
+  Decision decision = roll_back(search->evidence(current), known);
+  counts.early_rollbacks_total += counts.rollbacks_total - before;
+  return conclude(decision, so_far.end);
 }
 
 /// The load moved under a trial: nothing can be compared. The incumbent is measured anew, and the search goes on from there.
@@ -268,6 +264,7 @@ Decision Tuner::State::on_confirmation(const Window& window, const Evidence& evi
   const Evidence total = search->evidence(incumbent);
   const bool holds =
       judge(evidence, options.objectives) != Verdict::Missed && judge(total, options.objectives) != Verdict::Missed;
+  if (holds && !shift) note_regime(window, evidence);
   if (holds) return finish(window.end, describe(incumbent) + " was confirmed (" + describe(total) + ")");
   return next_trial(window.end, describe(incumbent) + " was not confirmed (" + describe(evidence) + ")");
 }
@@ -285,6 +282,7 @@ Decision Tuner::State::finish(TimePoint now, const std::string& lead) {
   const Evidence known = search->evidence(incumbent);
   const std::int32_t trials = search->trials();
   const bool restore = current != incumbent;
+  if (known.windows > 0) settled_evidence = known;
   end_search();
   const std::int32_t doublings = std::min(searches_since_shift, dwell_doublings_max);
   dwell_until = now + options.tuning.dwell * (1 << doublings);
@@ -311,7 +309,13 @@ Decision Tuner::State::finish(TimePoint now, const std::string& lead) {
 }
 
 void Tuner::State::record_trial(const char* outcome) {
-  Trial trial{.number = ++trial_number, .knobs = current, .window = *trial_window, .outcome = outcome};
+  const Trial trial{.number = trial_number,
+                    .knobs = current,
+                    .window = *trial_window,
+                    .outcome = outcome,
+                    .source = trial_source,
+                    .expected = trial_expected,
+                    .ended = wall_milliseconds(trial_window->end) / 1000};
   ++counts.trials_total;
   recent.push_front(trial);
   if (recent.size() > recent_trials_max) recent.pop_back();
@@ -331,6 +335,13 @@ void Tuner::State::end_search() {
   stage = Stage::Watching;
   repeats = 0;
   load_may_have_moved = false;
+  incumbent_forecast.reset();
+  outcomes.clear();
+  trial_expected.reset();
+  trial_source.clear();
+  incumbent_forecast.reset();
+  trial_expected.reset();
+  trial_source.clear();
 }
 
 }  // namespace rubato::tuner

@@ -1,18 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tuner's state and its transitions; private to tuner.cpp (edges: refusing, thin windows, reconfiguring, records) and
-// tuner_search.cpp (the search: trials, rollback, convergence).
+// tuner_watch.cpp (holding: when a search starts), tuner_search.cpp (the search: trials, rollback, convergence), tuner_twin.cpp
+// (what the twin and regimes are asked).
 #pragma once
 
 #include <deque>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "tuner/evidence.h"
+#include "tuner/load_watch.h"
+#include "tuner/regimes.h"
+#include "tuner/risk_ledger.h"
 #include "tuner/search.h"
 #include "tuner/search_space.h"
 #include "tuner/shift_detector.h"
 #include "tuner/tuner.h"
+#include "tuner/twin/twin.h"
 
 namespace rubato::tuner {
 
@@ -32,6 +38,12 @@ enum class Stage : std::uint8_t {
   Trying,      // a trial
   Confirming,  // a trial that met the objectives and became the incumbent
   Recovering,  // the incumbent within a search: after a rollback or a shift
+};
+
+/// What the twin expects of settings, for the record.
+struct KnownOutcome {
+  KnobValues knobs;
+  ExpectedOutcome outcome;
 };
 
 struct Tuner::State {
@@ -62,6 +74,7 @@ struct Tuner::State {
   std::int32_t thin_windows = 0;
   std::optional<TimePoint> no_data_since;
   std::optional<TimePoint> last_begin;
+  std::optional<TimePoint> last_end;
 
   std::optional<Search> search;
   std::optional<Window> trial_window;  // all windows of the running trial
@@ -70,6 +83,21 @@ struct Tuner::State {
   std::int32_t search_rollbacks = 0;
   bool load_may_have_moved = false;
   LoadFeatures search_load;
+
+  std::optional<LoadAlarm> pending_alarm;           // not answered yet
+  std::optional<Evidence> settled_evidence;         // of the incumbent when the last search under this load ended
+  std::optional<Evidence> incumbent_forecast;       // what the twin expects of it, while it has not been measured under this load
+  TimePoint mixture_until = TimePoint::min();       // no other setting is chosen for alternating loads before
+  std::optional<ExpectedOutcome> trial_expected{};  // of the running trial
+  std::string trial_source;
+  std::vector<KnownOutcome> outcomes;  // of all that the running search's study looked at
+  RegimeMemory regime_memory;
+  KnobValues saved_best;
+  RiskLedger risk;
+  double rate = 0;                    // arrivals per second of the last window
+  std::int32_t learning_windows = 0;  // waited for the twin to learn
+  bool frozen = false;
+  std::string frozen_why;
 
   std::vector<PastTrial> history;
   std::deque<Trial> recent;  // newest first
@@ -84,6 +112,10 @@ struct Tuner::State {
   Decision conclude(Decision decision, TimePoint now);
   void remember(const PastTrial& one);
   [[nodiscard]] std::int64_t wall_milliseconds(TimePoint now) const;  // since 1970
+  void load_regimes();
+  void note_risk(const Window& window, const Evidence& evidence);
+  Decision freeze(const std::string& why, TimePoint now);
+  Decision give_up(const std::exception& failure);
 
   // tuner_search.cpp
   Decision watch(const Window& window, const Evidence& evidence, const std::optional<Shift>& shift);
@@ -99,8 +131,44 @@ struct Tuner::State {
   void adopt(const KnobValues& knobs, const Evidence& evidence);
   void record_trial(const char* outcome);
   void end_search();
+  std::optional<Decision> on_progress(const Window& so_far);
+  void begin_trial();
+  /// What the running search knows of the incumbent: measured, else forecast.
+  [[nodiscard]] Evidence known_of_incumbent() const;
   [[nodiscard]] Evidence watched_evidence() const;
   void note_watched(const Evidence& evidence);
+
+  // tuner_twin.cpp
+  struct TwinAnswer {
+    KnobValues best;
+    ExpectedOutcome expected;
+    ExpectedOutcome incumbent;
+    Evidence incumbent_evidence;
+    std::int32_t candidates = 0;
+    std::vector<Expected> all;
+    std::vector<KnownOutcome> outcomes;     // of the same
+    std::optional<ExpectedOutcome> hint{};  // of the first hint
+  };
+  [[nodiscard]] bool twin_answers() const;
+  /// Mean length of phases that alternate too fast to be followed one by one; empty where loads last.
+  [[nodiscard]] std::optional<Duration> alternation() const;
+  [[nodiscard]] std::vector<TrafficPhase> expected_phases(TimePoint now) const;
+  [[nodiscard]] std::optional<TwinAnswer> ask_twin(TimePoint now, std::span<const KnobValues> hints);
+  void begin_search(const LoadFeatures& load, const std::optional<TwinAnswer>& answer);
+  [[nodiscard]] std::optional<ExpectedOutcome> outcome_expected_of(const KnobValues& knobs) const;
+  [[nodiscard]] std::optional<RegimeLoad> load_since(TimePoint since, TimePoint now) const;
+  [[nodiscard]] std::optional<KnobValues> known_regime(TimePoint since, TimePoint now) const;
+  void note_regime(const Window& window, const Evidence& evidence);
+  void keep_regimes();
+  [[nodiscard]] bool risk_allows(TimePoint now, double arrival_rate, double attainment) const;
+  std::optional<Decision> on_alarm(const LoadAlarm& alarm, const Window& so_far);
+  std::optional<Decision> answer_alarm(const Window& so_far);
+  Decision retune(const Window& so_far, const KnobValues& knobs, Source source, const std::string& lead,
+                  const std::optional<TwinAnswer>& answer);
+  std::optional<Decision> follow_mixture(const Window& so_far);
 };
+
+/// As records have it: Twin, Regime, Remembered, Opening, Process, Random.
+[[nodiscard]] const char* name_of(Source source);
 
 }  // namespace rubato::tuner
