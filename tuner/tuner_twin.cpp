@@ -20,7 +20,8 @@ constexpr Duration mixture_length_min = std::chrono::minutes(10);
 constexpr Duration traffic_reach = std::chrono::minutes(10);  // of a load that has not changed: older requests add nothing
 constexpr Duration alarm_patience = std::chrono::minutes(2);
 constexpr std::int32_t regime_requests_min = 10;
-constexpr double regime_veto = 0.1;  // of attainment that the twin must expect more of another setting
+constexpr double regime_veto = 0.1;   // of attainment that the twin must expect more of another setting
+constexpr double regime_gain = 0.01;  // of attainment over the incumbent's, by the twin
 constexpr std::int32_t pretended_judged_max = 60;
 constexpr std::int32_t regime_saves_every = 16;
 
@@ -232,8 +233,9 @@ std::optional<Decision> Tuner::State::answer_alarm(const Window& so_far) {
   const std::optional<TwinAnswer> answer = ask_twin(now, hints);
   if (!answer) return std::nullopt;
   pending_alarm.reset();
-  // What served this load before is evidence; the twin's word against it has to be clear.
-  const bool known = regime && answer->hint && answer->hint->attainment + regime_veto >= answer->expected.attainment;
+  // What served this load before is evidence; the twin's word against it has to be clear. But nothing is changed for nothing.
+  const bool known = regime && answer->hint && answer->hint->attainment + regime_veto >= answer->expected.attainment &&
+                     answer->hint->attainment >= answer->incumbent.attainment + regime_gain;
   const KnobValues next = known ? *regime : answer->best;
   if (next == legal.canonical(incumbent)) {
     return conclude(
