@@ -149,6 +149,24 @@ TEST(LatencyWindows, an_empty_window_is_zero_and_finite) {
   EXPECT_EQ(window.ttft_p99, 0ms);
 }
 
+TEST(LatencyWindows, looking_at_the_open_window_closes_nothing) {
+  LatencyWindows windows;
+  windows.open(at(0s), at(0s));
+  windows.on_arrival(arrival(1, 1s));
+  windows.on_arrival(arrival(2, 2s));
+  windows.on_first_token(arrival(2, 2s), 100ms);
+  for (int i = 0; i < 2; ++i) {
+    const tuner::Window window = windows.so_far(at(10s));
+    EXPECT_EQ(window.arrivals, 2);
+    EXPECT_EQ(window.judged, 2);
+    EXPECT_EQ(window.good, 1);
+    EXPECT_EQ(window.ttft_p99, 9s);
+    EXPECT_EQ(window.end, at(10s));
+  }
+  EXPECT_EQ(windows.judged_so_far(), 0);
+  EXPECT_EQ(windows.close(at(10s)).judged, 2);
+}
+
 TEST(LatencyWindows, samples_are_bounded) {
   LatencyWindows windows(16);
   windows.open(at(0s), at(0s));

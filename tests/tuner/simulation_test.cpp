@@ -227,6 +227,37 @@ TEST(Simulation, the_p99_gap_is_the_nearest_rank_over_all_gaps) {
   }
 }
 
+struct KnownCost final : StepCost {
+  KnownCost() {
+    for (std::int32_t i = 0; i < 200; ++i) {
+      policies::StepFeatures features;
+      features.add_chunk(7 * (i % 11), 1 + 13 * (i % 17));
+      model.observe(features, 10ms + features.tokens * 1ms);
+    }
+  }
+  [[nodiscard]] Duration duration(const SimulatedStep& step) const override { return 20ms + step.features->tokens * 2ms; }
+  [[nodiscard]] const policies::StepTimeModel* step_time(LaneIndex lane) const override {
+    return lane.value == 0 ? &model : nullptr;
+  }
+  policies::StepTimeModel model;
+};
+
+TEST(Simulation, schedulers_start_with_what_is_known_of_step_times_and_learn_where_they_may) {
+  const KnownCost cost;
+  SimulationOptions options = options_for(decodes_first(64), 1, 2);
+  for (const bool learns : {false, true}) {
+    options.learns = learns;
+    Simulation simulation(options, cost);
+    EXPECT_EQ(simulation.group().step_time(LaneIndex{0}).coefficients(), cost.model.coefficients());
+    EXPECT_EQ(simulation.group().step_time(LaneIndex{1}).observation_count(), 0U) << "nothing is known of the second";
+    for (const TrafficRequest& one : random_traffic(1, 20, 1)) simulation.add(one);
+    simulation.run_until(at(100s));
+    const policies::StepTimeModel& after = simulation.group().step_time(LaneIndex{0});
+    EXPECT_EQ(after.coefficients() == cost.model.coefficients(), !learns);
+    EXPECT_EQ(after.observation_count(), cost.model.observation_count() + (learns ? simulation.steps() : 0));
+  }
+}
+
 TEST(Simulation, unfinished_requests_are_told_with_what_they_got) {
   const PlainCost cost;
   Simulation simulation(options_for(decodes_first(64)), cost);

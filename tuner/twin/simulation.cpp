@@ -23,16 +23,6 @@ Duration scaled(Duration duration, double factor) {
   return Duration(static_cast<Duration::rep>(std::llround(static_cast<double>(duration.count()) * factor)));
 }
 
-template <class Group>
-constexpr bool can_adopt = requires(Group& group, LaneIndex lane, const policies::StepTimeModel& known) {
-  group.adopt_step_time(lane, known);
-};
-
-template <class Group>
-void adopt(Group& group, LaneIndex lane, const policies::StepTimeModel& known) {
-  if constexpr (can_adopt<Group>) group.adopt_step_time(lane, known);
-}
-
 }  // namespace
 
 Simulation::State::State(const SimulationOptions& options_in, const StepCost& cost_in)
@@ -46,7 +36,7 @@ Simulation::State::State(const SimulationOptions& options_in, const StepCost& co
   cut.open(now, now);
   choose_buckets();
   for (std::int32_t lane = 0; lane < group.lane_count(); ++lane) {
-    if (const policies::StepTimeModel* known = cost.step_time(LaneIndex{lane})) adopt(group, LaneIndex{lane}, *known);
+    if (const policies::StepTimeModel* known = cost.step_time(LaneIndex{lane})) group.adopt_step_time(LaneIndex{lane}, *known);
   }
 }
 
@@ -136,7 +126,7 @@ void Simulation::State::end_step(LaneIndex lane) {
                 .duration = duration});
   }
   step.plan = nullptr;
-  group.complete(lane, outcomes, now, options.learns || !can_adopt<policies::LaneGroup> ? duration : Duration::zero());
+  group.complete(lane, outcomes, now, options.learns ? duration : Duration::zero());
   for (const policies::RowOutcome& outcome : outcomes) {
     if (outcome.finished) end(slot_of(outcome.id));
   }
