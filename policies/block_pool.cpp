@@ -11,6 +11,7 @@ BlockPool::BlockPool(std::int32_t block_count, Finding finding)
     : index_(finding == Finding::ByHash ? block_count : 0), free_count_(block_count) {
   CHECK(block_count > 0, "block_count=", block_count);
   entries_.resize(static_cast<std::size_t>(block_count) + 1);
+  if (finding == Finding::ByHash) hashes_.resize(static_cast<std::size_t>(block_count));
   for (std::int32_t entry = 0; entry <= block_count; ++entry) {
     entries_[static_cast<std::size_t>(entry)].before = entry == 0 ? block_count : entry - 1;
     entries_[static_cast<std::size_t>(entry)].after = entry == block_count ? 0 : entry + 1;
@@ -35,9 +36,9 @@ BlockId BlockPool::take() {
   unlink(block);
   Entry& entry = at(block);
   entry.references = 1;
-  if (entry.hash) {
-    index_.erase(*entry.hash);
-    entry.hash.reset();
+  if (entry.cached) {
+    index_.erase(hashes_[static_cast<std::size_t>(block.value)]);
+    entry.cached = false;
     ++evicted_;
   }
   return block;
@@ -45,7 +46,7 @@ BlockId BlockPool::take() {
 
 void BlockPool::share(BlockId block) {
   Entry& entry = at(block);
-  CHECK(entry.references > 0 || entry.hash, "block ", block.value, " holds nothing to share");
+  CHECK(entry.references > 0 || entry.cached, "block ", block.value, " holds nothing to share");
   if (entry.references == 0) {
     unlink(block);
   } else {
@@ -71,10 +72,11 @@ void BlockPool::give(BlockId block) {
 
 bool BlockPool::cache(BlockId block, const BlockHash& hash) {
   Entry& entry = at(block);
-  CHECK(entry.references > 0 && !entry.hash, "block ", block.value, " references=", entry.references, " is free or cached");
+  CHECK(entry.references > 0 && !entry.cached, "block ", block.value, " references=", entry.references, " is free or cached");
   if (index_.find(hash)) return false;
   index_.insert(hash, block.value);
-  entry.hash = hash;
+  hashes_[static_cast<std::size_t>(block.value)] = hash;
+  entry.cached = true;
   return true;
 }
 
@@ -102,9 +104,9 @@ void BlockPool::check_integrity() const {
     CHECK(entry.references >= 0, "block ", block, " references=", entry.references);
     taken += entry.references > 0 ? 1 : 0;
     shared += std::max(entry.references - 1, 0);
-    if (!entry.hash) continue;
+    if (!entry.cached) continue;
     ++cached;
-    CHECK(index_.find(*entry.hash) == block, "block ", block, " is not found by its hash");
+    CHECK(index_.find(hashes_[static_cast<std::size_t>(block)]) == block, "block ", block, " is not found by its hash");
   }
   CHECK(std::count(free.begin(), free.end(), 1) == free_count_ && taken + free_count_ == block_count(), "taken=", taken,
         " free=", free_count_, " of ", block_count());

@@ -34,7 +34,7 @@ class BlockPool {
 
   [[nodiscard]] std::int32_t references(BlockId block) const { return at(block).references; }
   [[nodiscard]] bool is_taken(BlockId block) const { return references(block) > 0; }
-  [[nodiscard]] bool is_cached(BlockId block) const { return at(block).hash.has_value(); }
+  [[nodiscard]] bool is_cached(BlockId block) const { return at(block).cached; }
   /// Without references, cached or not.
   [[nodiscard]] std::int32_t free_count() const { return free_count_; }
   [[nodiscard]] std::int32_t block_count() const { return static_cast<std::int32_t>(entries_.size()) - 1; }
@@ -48,17 +48,19 @@ class BlockPool {
   void check_integrity() const;
 
  private:
+  // The list runs through all of them, so that each visit is a cache miss: several in a line, the hashes apart.
   struct Entry {
     std::int32_t references = 0;
     std::int32_t before = 0;  // in the free list, while free
     std::int32_t after = 0;
-    std::optional<BlockHash> hash;  // of a cached one
+    bool cached = false;
   };
   [[nodiscard]] const Entry& at(BlockId block) const;
   [[nodiscard]] Entry& at(BlockId block) { return const_cast<Entry&>(static_cast<const BlockPool*>(this)->at(block)); }
   void unlink(BlockId block);
 
-  std::vector<Entry> entries_;  // by block; behind the last one the ends of the free list, longest free first
+  std::vector<Entry> entries_;     // by block; behind the last one the ends of the free list, longest free first
+  std::vector<BlockHash> hashes_;  // by block, of cached ones
   PrefixIndex index_;
   std::int32_t free_count_ = 0;
   std::int32_t shared_references_ = 0;

@@ -129,8 +129,9 @@ const StepPlan& LaneGroup::State::plan(LaneIndex lane, TimePoint now) {
 
 void LaneGroup::State::complete(LaneIndex lane, std::span<const RowOutcome> outcomes, TimePoint now, Duration duration) {
   for (const RowOutcome& outcome : outcomes) {
+    if (!outcome.finished) continue;
     const auto found = at(lane).slot_of.find(outcome.id);
-    if (outcome.finished && found != at(lane).slot_of.end()) bury(lane, found->second);
+    if (found != at(lane).slot_of.end()) bury(lane, found->second);
   }
   bury_cancelled(lane);
   at(lane).complete(outcomes, now, duration);

@@ -35,7 +35,8 @@ StepPlanner::StepPlanner(Scheduler::State& state, TimePoint now)
 void StepPlanner::plan() {
   begin();
   collect_decodes();
-  load_ = state_.pool_load();
+  // It decides on nothing but admissions, and costs a walk over all that run.
+  if (state_.slot_of.size() > state_.running.size()) load_ = state_.pool_load();
   collect_prefills();
   state_.ranks.clear();
   for (std::size_t i = 0; i < state_.candidates.size(); ++i) state_.ranks.push_back(static_cast<double>(i));
@@ -222,7 +223,9 @@ void StepPlanner::take_remaining_decodes() {
 }
 
 void StepPlanner::take_prefills() {
-  load_ = state_.pool_load();
+  // What sequences want is not less than what they hold, so that since the plan began only one that lost its blocks, or was
+  // admitted, has changed the load; and of those admitted admit() keeps count.
+  if (!state_.plan.preempted.empty()) load_ = state_.pool_load();
   waiting_closed_ = false;
   bypassed_ = 0;
   const std::int32_t long_tokens = choice_.long_prompt_tokens;

@@ -240,6 +240,10 @@ std::int32_t StepTimeModel::largest_chunk(const StepFeatures& step, std::int32_t
   return low;
 }
 
+double StepTimeModel::relative_spread() const {
+  return std::sqrt(relative_variance_);
+}
+
 Duration StepTimeModel::spread() const {
   return from_seconds(std::sqrt(error_variance_));
 }

@@ -55,6 +55,9 @@ class StepTimeModel {
   /// Root mean square of recent prediction errors, outliers at their reduced weight.
   [[nodiscard]] Duration spread() const;
 
+  /// The same relative to the duration: 0.05 where steps scatter by 5 %. What the model cannot express counts as scatter.
+  [[nodiscard]] double relative_spread() const;
+
   [[nodiscard]] std::uint64_t observation_count() const { return observation_count_; }
 
   /// Seconds per unit of each feature, in the order of the class comment; none is negative.
