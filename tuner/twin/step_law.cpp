@@ -12,7 +12,7 @@ namespace rubato::tuner {
 namespace {
 
 constexpr std::uint64_t warm_up = 30;  // observations before errors say more about the steps than about the first guess
-constexpr std::uint64_t refresh_every = 64;
+constexpr std::uint64_t refresh_every = 128;
 constexpr double relative_error_rate = 0.01;
 constexpr double factor_weight_max = 128;  // observations that a factor remembers
 constexpr double factor_shrink = 6;        // observations of "no factor" that each one starts with
@@ -20,7 +20,9 @@ constexpr double factor_reach = 2.0;       // log
 constexpr double clip_spreads = 3.0;
 constexpr double smallest_clip = 0.06;
 constexpr double clip_level = 2.0;  // a change of speed moves the level fast, single outliers hardly
-constexpr double level_rate = 1.0 / 16;
+constexpr double level_rate = 1.0 / 32;
+constexpr double level_reach = 0.1;
+constexpr double average_rate = 1.0 / 400;
 constexpr double outermost_quantile = 3.0;  // in standard deviations of a normal distribution
 constexpr double log_error_reach = 4.0;
 constexpr int classes_per_octave = 4;
@@ -75,15 +77,23 @@ double StepLaw::log_factor(std::int32_t key) const {
   return bucket.log_factor * bucket.weight / (bucket.weight + factor_shrink);
 }
 
+double StepLaw::seconds(const policies::StepFeatures& input) const {
+  if (averaged_count_ == 0) return to_seconds(model_.predict(input));
+  constexpr double longest = 1e6;  // keeps conversions in range
+  const auto& [base, tokens, attention, rows, context] = averaged_;
+  const double sum =
+      base + tokens * input.tokens + attention * input.attention + rows * input.decode_rows + context * input.context;
+  return std::clamp(sum * std::exp(log_level_), 1e-9, longest);
+}
+
 Duration StepLaw::mean(const policies::StepFeatures& features, std::optional<std::int32_t> bucket) const {
-  const double base = to_seconds(model_.predict(computed(features, bucket)));
-  return std::max(Duration(1), from_seconds(base * std::exp(log_factor(key_of(features, bucket)))));
+  const double scale = std::exp(log_factor(key_of(features, bucket)));
+  return std::max(Duration(1), from_seconds(seconds(computed(features, bucket)) * scale));
 }
 
 Duration StepLaw::quantile(const policies::StepFeatures& features, std::optional<std::int32_t> bucket, double at) const {
-  const double base = to_seconds(model_.predict(computed(features, bucket)));
   const double log_scale = log_factor(key_of(features, bucket)) + quantile_of(log_quantiles_, at);
-  return std::max(Duration(1), from_seconds(base * std::exp(log_scale)));
+  return std::max(Duration(1), from_seconds(seconds(computed(features, bucket)) * std::exp(log_scale)));
 }
 
 double StepLaw::spread() const {
@@ -96,7 +106,7 @@ void StepLaw::observe(const policies::StepFeatures& features, std::optional<std:
   const policies::StepFeatures input = computed(features, bucket);
   const std::int32_t key = key_of(features, bucket);
   const double measured = to_seconds(duration);
-  const double base = std::max(1e-9, to_seconds(model_.predict(input)));
+  const double base = std::max(1e-9, seconds(input));
   const double factor = std::exp(log_factor(key));
   const double predicted = base * factor;
 
@@ -109,10 +119,25 @@ void StepLaw::observe(const policies::StepFeatures& features, std::optional<std:
     const double log_error = std::clamp(std::log(measured / predicted), -log_error_reach, log_error_reach);
     keep_error(log_error);
     learn_factor(key, std::log(measured / base));
-    const double clip = clip_of(spread());
-    log_level_ += level_rate * (std::clamp(log_error, -clip_level * clip, clip_level * clip) - log_level_);
+    average(log_error);
   }
   ++observation_count_;
+}
+
+void StepLaw::average(double log_error) {
+  const double clip = clip_level * clip_of(spread());
+  log_level_ += level_rate * std::clamp(log_error, -clip, clip);
+  if (averaged_count_ == 0 || std::abs(log_level_) > level_reach) {
+    // The speed has changed: what the model has learnt since is nearer than any mean.
+    averaged_ = model_.coefficients();
+    averaged_count_ = 1;
+    log_level_ = 0;
+    return;
+  }
+  ++averaged_count_;
+  const double rate = std::max(1.0 / (1.0 + static_cast<double>(averaged_count_) / 5.0), average_rate);
+  const auto news = model_.coefficients();
+  for (std::size_t i = 0; i < averaged_.size(); ++i) averaged_[i] += rate * (news[i] - averaged_[i]);
 }
 
 void StepLaw::learn_factor(std::int32_t key, double log_error) {
@@ -128,7 +153,7 @@ void StepLaw::learn_factor(std::int32_t key, double log_error) {
   bucket.weight = std::min(bucket.weight + 1, factor_weight_max);
   const double clip = clip_of(spread());
   // What all buckets have in common, as after a change of speed, is for the model to learn.
-  const double news = std::clamp(log_error - bucket.log_factor - log_level_, -clip, clip);
+  const double news = std::clamp(log_error - bucket.log_factor, -clip, clip);
   bucket.log_factor = std::clamp(bucket.log_factor + news / bucket.weight, -factor_reach, factor_reach);
 }
 

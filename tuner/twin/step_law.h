@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How long a step takes, learnt online from step records: recursive least squares (policies/step_time.h) over what the device
-// really computes (the bucket's tokens, not the step's), a factor per bucket, and the scatter of what is left. One law per lane
-// and share; a share that was never seen is derived from one that was.
+// really computes (the bucket's tokens, not the step's), averaged over time, a factor per bucket, and the scatter of what is
+// left. One law per lane and share; a share that was never seen is derived from one that was.
 #pragma once
 
 #include <array>
@@ -47,7 +47,7 @@ class StepLaw {
   [[nodiscard]] std::uint64_t observation_count() const { return observation_count_; }
   [[nodiscard]] const policies::StepTimeModel& model() const { return model_; }
 
-  static constexpr std::size_t quantile_count = 33;
+  static constexpr std::size_t quantile_count = 65;
   static constexpr std::size_t buckets_max = 64;
 
   /// As JSON text and back (calibration files): coefficients, bucket factors, quantiles, errors. InvalidArgument names the field.
@@ -59,6 +59,8 @@ class StepLaw {
     double log_factor = 0;
     double weight = 0;
   };
+  [[nodiscard]] double seconds(const policies::StepFeatures& input) const;
+  void average(double log_error);
   void learn_factor(std::int32_t key, double log_error);
   void keep_error(double log_error);
   void refresh_quantiles();
@@ -66,7 +68,7 @@ class StepLaw {
   void fill_errors();
   [[nodiscard]] double log_factor(std::int32_t key) const;
 
-  static constexpr std::size_t errors_max = 1024;
+  static constexpr std::size_t errors_max = 4096;
 
   policies::StepTimeModel model_;
   std::map<std::int32_t, Bucket> buckets_;  // by tokens; steps outside of shapes by minus the class of their size
@@ -74,7 +76,9 @@ class StepLaw {
   std::array<float, errors_max> log_errors_{};  // the recent ones, a ring
   std::size_t error_count_ = 0;
   std::size_t error_next_ = 0;
-  double log_level_ = 0;  // recent mean of the log errors, over all buckets
+  policies::StepTimeModel::Vector averaged_{};  // the model's recent coefficients: it forgets fast, and what it says is noisy
+  std::uint64_t averaged_count_ = 0;
+  double log_level_ = 0;  // what all buckets together are off by of late
   double relative_error_ = 0;
   std::uint64_t observation_count_ = 0;
 };

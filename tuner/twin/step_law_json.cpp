@@ -18,6 +18,7 @@ using Json = nlohmann::ordered_json;
 constexpr double log_reach = 10.0;
 constexpr double coefficient_max = 1e6;  // seconds per unit
 constexpr std::size_t laws_max = 64;
+constexpr std::uint64_t believed = 100;  // steps that coefficients of a file count as
 
 /// Reads fields of one object; the first fault is kept, with the path of its field.
 class Reader {
@@ -120,7 +121,8 @@ std::string StepLaw::to_json() const {
     buckets.push_back({{"key", key}, {"logFactor", bucket.log_factor}, {"weight", bucket.weight}});
   }
   return Json{{"observations", observation_count_},
-              {"coefficients", model_.coefficients()},
+              {"coefficients", averaged_count_ > 0 ? averaged_ : model_.coefficients()},
+              {"logLevel", averaged_count_ > 0 ? log_level_ : 0.0},
               {"spreadSeconds", to_seconds(model_.spread())},
               {"relativeError", relative_error_},
               {"buckets", buckets},
@@ -136,6 +138,7 @@ Result<StepLaw> StepLaw::from_json(const std::string& text) {
   StepLaw law;
   const double observations = read.number("observations", 0, 9e15);
   const auto coefficients = read.numbers<policies::StepTimeModel::coefficient_count>("coefficients", 0, coefficient_max);
+  law.log_level_ = read.number("logLevel", -1, 1);
   const double spread = read.number("spreadSeconds", 0, coefficient_max);
   law.relative_error_ = read.number("relativeError", 0, 1);
   law.log_quantiles_ = read.numbers<quantile_count>("logQuantiles", -log_reach, log_reach);
@@ -150,6 +153,8 @@ Result<StepLaw> StepLaw::from_json(const std::string& text) {
   law.observation_count_ = static_cast<std::uint64_t>(observations);
   if (law.observation_count_ > 0) {
     law.model_ = policies::StepTimeModel::from_coefficients(coefficients, from_seconds(spread));
+    law.averaged_ = coefficients;
+    law.averaged_count_ = believed;
     law.fill_errors();
   }
   return law;

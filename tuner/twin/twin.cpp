@@ -17,7 +17,7 @@ constexpr std::int32_t checks_min = 2;
 constexpr double future_requests_max = 3000;
 constexpr Duration future_shortest = std::chrono::seconds(15);
 // A glance needs this many judged requests to rank settings by.
-constexpr double glance_requests = 150;
+constexpr double glance_requests = 300;
 constexpr Duration glance_shortest = std::chrono::seconds(10);
 
 double requests_per_second(std::span<const TrafficPhase> phases) {

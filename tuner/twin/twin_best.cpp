@@ -35,15 +35,18 @@ double score_of(const Looked& looked) {
   return sum / static_cast<double>(std::max<std::size_t>(1, looked.score.size()));
 }
 
-/// Mean and standard deviation of the paired differences a - b over the futures.
+/// Mean, standard deviation and least of the paired differences a - b over the futures.
 struct Difference {
   double mean = 0;
   double spread = 0;
+  double least = 0;
 };
 Difference difference(const std::vector<double>& a, const std::vector<double>& b) {
   const std::size_t count = std::min(a.size(), b.size());
   Difference result;
   if (count == 0) return result;
+  result.least = a[0] - b[0];
+  for (std::size_t i = 0; i < count; ++i) result.least = std::min(result.least, a[i] - b[i]);
   for (std::size_t i = 0; i < count; ++i) result.mean += (a[i] - b[i]) / static_cast<double>(count);
   if (count < 2) return result;
   double variance = 0;
@@ -309,7 +312,7 @@ class BestSearch {
   /// Whether one is better than another by more than chance over the futures explains.
   static bool clearly_better(const Looked& one, const Looked& other) {
     const Difference attainment = difference(one.attainment, other.attainment);
-    if (attainment.mean > std::max(gain_min, attainment.spread)) return true;
+    if (attainment.mean > std::max(gain_min, attainment.spread) || attainment.least > gain_min) return true;
     const Difference score = difference(one.score, other.score);
     return attainment.mean > -gain_min && score.mean > std::max(score_gain_min, 2 * score.spread);
   }
@@ -317,10 +320,11 @@ class BestSearch {
   TwinStudy::Best decide(const Looked& incumbent, const std::vector<Entry>& finalists) const {
     Entry best = nullptr;
     for (const Entry one : finalists) {
+      if (!clearly_better(*one, incumbent)) continue;
       if (best == nullptr || score(one->forecast.evidence).value > score(best->forecast.evidence).value) best = one;
     }
-    if (best == nullptr) return by_glance(incumbent);
-    if (!clearly_better(*best, incumbent)) return {.knobs = incumbent_, .forecast = incumbent.forecast, .incumbent = {}};
+    if (finalists.empty()) return by_glance(incumbent);
+    if (best == nullptr) return {.knobs = incumbent_, .forecast = incumbent.forecast, .incumbent = {}};
     const Entry top = best;
     for (const Entry one : finalists) {
       const Difference behind = difference(top->attainment, one->attainment);

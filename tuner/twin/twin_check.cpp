@@ -29,6 +29,8 @@ constexpr double rate_last_p99 = 0.15;  // of a few requests: noisy
 constexpr double off_p50 = 0.223;      // log(1.25)
 constexpr double off_noise_p50 = 0.6;  // over the root of the number of requests
 constexpr double off_attainment = 0.15;
+constexpr double attainment_deviations =
+    3.5;                                // two of them, of the difference of two counts that scatter more than binomial ones
 constexpr double hopeless_targets = 3;  // where both are this many targets late, by how much hardly matters
 constexpr std::size_t checks_kept = 4;
 constexpr std::ptrdiff_t checks_off_max = 2;  // of those
@@ -99,7 +101,7 @@ bool Twin::State::is_off(const TwinCheck& check, std::int32_t judged) const {
     return !hopeless && std::abs(log_ratio(check.measured[i], check.predicted[i])) > off_p50 + off_noise_p50 * noise;
   };
   const double p = std::clamp(check.attainment_measured, 0.1, 0.9);
-  const double attainment_noise = 2.0 * std::sqrt(p * (1 - p)) * noise;
+  const double attainment_noise = attainment_deviations * std::sqrt(p * (1 - p)) * noise;
   return late(TwinQuantile::TtftP50, options.objectives.ttft) || late(TwinQuantile::ItlP50, options.objectives.itl) ||
          std::abs(check.attainment_predicted - check.attainment_measured) > off_attainment + attainment_noise;
 }
