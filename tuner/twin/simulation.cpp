@@ -114,7 +114,11 @@ void Simulation::State::end_step(LaneIndex lane) {
   const policies::StepPlan& plan = *step.plan;
   outcomes.clear();
   for (const policies::PlannedRow& row : plan.rows) {
-    if (row.samples) outcomes.push_back({.id = row.id, .finished = take_token(slot_of(row.id))});
+    if (!row.samples) continue;
+    // Made in its place: copying one that has just been written in pieces waits for the writes.
+    policies::RowOutcome& outcome = outcomes.emplace_back();
+    outcome.id = row.id;
+    outcome.finished = take_token(slot_of(row.id));
   }
   const Duration duration = now - step.begin;
   if (on_step != nullptr && *on_step) {
