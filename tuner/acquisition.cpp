@@ -29,14 +29,17 @@ double probability_at_least(const Prediction& prediction, double floor) {
   return normal_cumulative((prediction.mean - floor) / std::sqrt(prediction.variance));
 }
 
+double constrained_improvement(const Outcome& candidate, const AcquisitionOptions& options) {
+  const double value = expected_improvement(candidate.score, options.best);
+  if (!options.floor) return value;
+  const double safe = probability_at_least(candidate.attainment, *options.floor);
+  return safe < options.safe_probability_min ? 0.0 : value * safe;
+}
+
 std::optional<Pick> pick_best(std::span<const Outcome> candidates, const AcquisitionOptions& options) {
   std::optional<Pick> best;
   for (std::size_t i = 0; i < candidates.size(); ++i) {
-    double value = expected_improvement(candidates[i].score, options.best);
-    if (options.floor) {
-      const double safe = probability_at_least(candidates[i].attainment, *options.floor);
-      value *= safe < options.safe_probability_min ? 0.0 : safe;
-    }
+    const double value = constrained_improvement(candidates[i], options);
     if (!best || value > best->value) best = Pick{i, value};
   }
   return best;

@@ -36,6 +36,9 @@ struct Pick {
   double value = 0;       // constrained expected improvement
 };
 
+/// The constrained expected improvement of one candidate.
+[[nodiscard]] double constrained_improvement(const Outcome& candidate, const AcquisitionOptions& options);
+
 /// The candidate of the largest constrained expected improvement, the first of equals. Empty without candidates.
 [[nodiscard]] std::optional<Pick> pick_best(std::span<const Outcome> candidates, const AcquisitionOptions& options);
 

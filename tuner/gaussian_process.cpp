@@ -87,6 +87,10 @@ struct GaussianProcess::State {
   /// What stands on the diagonal of K next to the signal.
   [[nodiscard]] double noise_of(const Observation& one, double times) const { return times * one.variance / (scale * scale); }
 
+  [[nodiscard]] bool seen(const GaussianProcessPoint& point) const {
+    return std::any_of(data.begin(), data.end(),
+                       [&](const Observation& one) { return same_place(shape, one.point, point, place_tolerance); });
+  }
   [[nodiscard]] Eigen::MatrixXd matrix(const Covariance& with, double signal_variance) const;
   [[nodiscard]] Eigen::VectorXd cross(const GaussianProcessPoint& point) const;
   [[nodiscard]] double log_posterior(std::span<const double> theta, std::span<double> gradient) const;
@@ -369,12 +373,13 @@ void GaussianProcess::fit(const GaussianProcessPoint& focus) {
 Prediction GaussianProcess::predict(const GaussianProcessPoint& point) const {
   const State& s = *state_;
   const double base = s.base_mean(point) + s.center;
-  if (!s.fitted) return {base, s.options.output_scale * s.options.output_scale};
+  if (!s.fitted) return {.mean = base, .variance = s.options.output_scale * s.options.output_scale};
   Eigen::VectorXd cross = s.cross(point);
   const double mean = base + s.scale * cross.dot(s.weights);
   s.factor.triangularView<Eigen::Lower>().solveInPlace(cross);
   const double variance = std::max(0.0, s.signal * (1.0 + s.covariance->peculiar()) - cross.squaredNorm());
-  return {mean, variance * s.scale * s.scale};
+  const double peculiar = s.seen(point) ? 0.0 : s.signal * s.covariance->peculiar();
+  return {mean, variance * s.scale * s.scale, std::min(peculiar, variance) * s.scale * s.scale};
 }
 
 void GaussianProcess::refactor() {

@@ -30,6 +30,7 @@ struct GaussianProcessOptions {
 struct Prediction {
   double mean = 0;
   double variance = 0;  // of the function, without observation noise
+  double peculiar = 0;  // of the variance: what only an observation at this very place can tell
 };
 
 /// Cost of fit(): evaluations_max * fitted_max^3 / 3 at most; of observe(): kept_max comparisons, and fitted_max^2 after a fit.

@@ -13,6 +13,9 @@ namespace {
 // Old evidence was gathered under a load and a machine state that only resemble the present ones.
 constexpr double history_variance = 0.05;
 
+// How far "about" reaches, as a part of the prior length scales: half an octave of budget.
+constexpr double about_reach = 0.25;
+
 }  // namespace
 
 GaussianProcessPoint encode(const KnobValues& knobs, const LoadFeatures& load) {
@@ -40,7 +43,7 @@ GaussianProcessOptions residual_process_options() {
   for (double& scale : options.length_scales) scale *= 2.0;
   options.category_correlation = 0.8;
   options.peculiar_share = 0.25;
-  options.output_scale = 0.35;
+  options.output_scale = 0.25;
   options.prior_mean = [](const GaussianProcessPoint&) { return 0.0; };
   return options;
 }
@@ -55,6 +58,22 @@ const Expected* Outlook::expected(const KnobValues& knobs) const {
   const auto found =
       std::find_if(expected_.begin(), expected_.end(), [&](const Expected& one) { return act_alike(one.knobs, knobs); });
   return found == expected_.end() ? nullptr : &*found;
+}
+
+double Outlook::expected_about(const KnobValues& knobs) const {
+  const GaussianProcessOptions options = process_options();
+  const CovarianceShape shape{
+      .length_scales = options.length_scales, .category_count = options.category_count, .conditions = options.conditions};
+  const GaussianProcessPoint here = encode(knobs, load_);
+  double sum = 0;
+  double weights = 0;
+  for (const Expected& one : expected_) {
+    const double distance = squared_distance(shape, here, encode(one.knobs, load_)) / (about_reach * about_reach);
+    const double weight = std::exp(-0.5 * distance);
+    sum += weight * one.score;
+    weights += weight;
+  }
+  return weights > 0 ? sum / weights : 0.0;
 }
 
 void Outlook::learn_past(const PastTrial& past) {

@@ -56,6 +56,10 @@ class Outlook {
   /// Score and transformed attainment. Empty where there are expectations but these settings have neither one nor evidence.
   [[nodiscard]] std::optional<Outcome> of(const KnobValues& knobs) const;
 
+  /// The score expected of settings about these. Where expectations are a little off, settings amid good ones stay good, those at
+  /// the edge of a cliff do not.
+  [[nodiscard]] double expected_about(const KnobValues& knobs) const;
+
   [[nodiscard]] const Expected* expected(const KnobValues& knobs) const;
 
  private:

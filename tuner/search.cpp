@@ -30,6 +30,12 @@ constexpr std::int32_t patient_trials = 8;
 constexpr double safe_probability_plain = 0.2;
 constexpr double safe_probability_expected = 0.5;
 
+// Scores expected within this of the best, and improvements of this share of the largest, are as good: what is about them
+// decides.
+constexpr double expected_alike = 0.1;
+constexpr double improvement_alike = 0.7;
+constexpr std::size_t contenders_max = 64;
+
 /// Whether more requests miss the ITL target than the objectives leave room for.
 bool gaps_missed(const Evidence& evidence, const ObjectivesSpec& objectives) {
   return evidence.itl_misses > 1.5 * (1.0 - objectives.attainment / 100.0) * evidence.judged + 1.0;
@@ -248,21 +254,46 @@ bool Search::takes_hint(const KnobValues& incumbent) {
   return !floor || outlook_->of(hint)->attainment.mean >= *floor;
 }
 
+/// Of the choices worth at least so much, the one amid the best expectations; the most valuable ones only, where they are many.
+std::size_t Search::sturdiest(const std::vector<KnobValues>& choices, const std::vector<double>& values, double least) const {
+  std::vector<std::size_t> contenders;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (values[i] >= least) contenders.push_back(i);
+  }
+  CHECK(!contenders.empty(), "least=", least);
+  std::stable_sort(contenders.begin(), contenders.end(), [&](std::size_t a, std::size_t b) { return values[a] > values[b]; });
+  if (contenders.size() > contenders_max) contenders.resize(contenders_max);
+  std::size_t result = contenders.front();
+  double best = -std::numeric_limits<double>::infinity();
+  for (const std::size_t index : contenders) {
+    const double about = outlook_->expected_about(choices[index]);
+    if (about <= best) continue;
+    best = about;
+    result = index;
+  }
+  return result;
+}
+
 /// What the twin would choose, before anything but the incumbent and a hint was tried.
 std::optional<Proposal> Search::expected_best(const KnobValues& incumbent, const std::vector<KnobValues>& choices) {
   if (std::exchange(expected_best_asked_, true)) return std::nullopt;
-  const Expected* best = nullptr;
   const std::optional<double> floor = attainment_floor(incumbent);
+  std::vector<KnobValues> safe;
+  std::vector<double> scores;
+  const Expected* best = nullptr;
   for (const KnobValues& one : choices) {
-    const Expected* candidate = outlook_->expected(one);
-    if (best && candidate->score <= best->score) continue;
     if (floor && outlook_->of(one)->attainment.mean < *floor) continue;
-    best = candidate;
+    const Expected* candidate = outlook_->expected(one);
+    safe.push_back(one);
+    scores.push_back(candidate->score);
+    if (!best || candidate->score > best->score) best = candidate;
   }
   if (!best) return std::nullopt;
   const Expected* own = outlook_->expected(incumbent);
   if (own && best->score < own->score + improvement_min_missed) return std::nullopt;
-  return Proposal{.knobs = best->knobs, .source = Source::Twin};
+  double least = best->score - std::max(expected_alike, std::sqrt(best->variance));
+  if (own) least = std::max(least, std::min(best->score, own->score + improvement_min_missed));
+  return Proposal{.knobs = safe[sturdiest(safe, scores, least)], .source = Source::Twin};
 }
 
 std::optional<Proposal> Search::improvement(const KnobValues& incumbent, const std::vector<KnobValues>& choices) {
@@ -277,14 +308,24 @@ std::optional<Proposal> Search::improvement(const KnobValues& incumbent, const s
   for (const Told& one : told_) best = std::max(best, outlook_->of(one.knobs)->score.mean);
   std::vector<Outcome> outcomes;
   outcomes.reserve(choices.size());
-  for (const KnobValues& one : choices) outcomes.push_back(*outlook_->of(one));
+  for (const KnobValues& one : choices) {
+    outcomes.push_back(*outlook_->of(one));
+    // No window is spent in the hope that a setting is better than all about it say.
+    Prediction& hoped = outcomes.back().score;
+    hoped.variance -= std::exchange(hoped.peculiar, 0.0);
+  }
   const AcquisitionOptions options{.best = best,
                                    .safe_probability_min = plain ? safe_probability_plain : safe_probability_expected,
                                    .floor = attainment_floor(incumbent)};
-  const std::optional<Pick> pick = pick_best(outcomes, options);
+  std::vector<double> values;
+  values.reserve(choices.size());
+  for (const Outcome& one : outcomes) values.push_back(constrained_improvement(one, options));
+  std::size_t index = static_cast<std::size_t>(std::max_element(values.begin(), values.end()) - values.begin());
   const bool patient = trials_ < patient_trials && judge(evidence(incumbent), options_.objectives) == Verdict::Missed;
-  if (!pick || pick->value < (patient ? improvement_min_missed : improvement_min)) return std::nullopt;
-  return Proposal{.knobs = choices[pick->index], .source = Source::Improvement, .improvement = pick->value};
+  const double least = patient ? improvement_min_missed : improvement_min;
+  if (values[index] < least) return std::nullopt;
+  if (!plain) index = sturdiest(choices, values, std::max(least, improvement_alike * values[index]));
+  return Proposal{.knobs = choices[index], .source = Source::Improvement, .improvement = values[index]};
 }
 
 Answer Search::ask(const KnobValues& incumbent) {

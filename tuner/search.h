@@ -3,6 +3,7 @@
 // nor what is current; when to ask, roll back or give up on a load is the business of tuner.cpp.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -100,6 +101,8 @@ class Search {
   [[nodiscard]] std::optional<Proposal> expected_best(const KnobValues& incumbent, const std::vector<KnobValues>& choices);
   [[nodiscard]] std::optional<Proposal> improvement(const KnobValues& incumbent, const std::vector<KnobValues>& choices);
   [[nodiscard]] std::optional<double> attainment_floor(const KnobValues& incumbent) const;
+  [[nodiscard]] std::size_t sturdiest(const std::vector<KnobValues>& choices, const std::vector<double>& values,
+                                      double least) const;
   [[nodiscard]] bool takes_hint(const KnobValues& incumbent);
   [[nodiscard]] bool known(const KnobValues& knobs, const KnobValues& incumbent) const;
   void fit(const KnobValues& incumbent);
