@@ -31,6 +31,7 @@ constexpr double off_noise_p50 = 0.6;  // over the root of the number of request
 constexpr double off_attainment = 0.15;
 constexpr double attainment_deviations =
     3.5;                                // two of them, of the difference of two counts that scatter more than binomial ones
+constexpr double cliff = 0.05;          // log: where latencies this much off flip the verdicts, attainment says little
 constexpr double hopeless_targets = 3;  // where both are this many targets late, by how much hardly matters
 constexpr std::size_t checks_kept = 4;
 constexpr std::ptrdiff_t checks_off_max = 2;  // of those
@@ -39,6 +40,11 @@ constexpr std::size_t checks_good_min = 2;    // in a row, to trust again
 double log_ratio(Duration measured, Duration predicted) {
   if (measured <= Duration::zero() || predicted <= Duration::zero()) return 0.0;
   return std::log(to_seconds(measured) / to_seconds(predicted));
+}
+
+TwinCorrection shifted(TwinCorrection correction, double by) {
+  for (double& bias : correction.log_bias) bias += by;
+  return correction;
 }
 
 std::string percent(double share) {
@@ -87,13 +93,17 @@ bool Twin::check(const Window& window, const KnobValues& knobs) {
                         .measured = quantiles_of(window),
                         .attainment_predicted = evidence_of(corrected.window, state.options.objectives).attainment(),
                         .attainment_measured = evidence_of(window, state.options.objectives).attainment()};
-  const bool was_off = state.is_off(check, window.judged);
+  const auto attained = [&](double shift) {
+    return evidence_of(judged(*result, shifted(state.correction, shift), plan.since).window, state.options.objectives)
+        .attainment();
+  };
+  const bool was_off = state.is_off(check, {.low = attained(cliff), .high = attained(-cliff)}, window.judged);
   state.learn(check, judged(*result, TwinCorrection{}, plan.since).window, window.judged);
   state.note_check(check, was_off, window.judged);
   return true;
 }
 
-bool Twin::State::is_off(const TwinCheck& check, std::int32_t judged) const {
+bool Twin::State::is_off(const TwinCheck& check, const Attainments& predicted, std::int32_t judged) const {
   const double noise = 1.0 / std::sqrt(std::max(1, judged));
   const auto late = [&](TwinQuantile at, Duration target) {
     const auto i = static_cast<std::size_t>(at);
@@ -103,7 +113,8 @@ bool Twin::State::is_off(const TwinCheck& check, std::int32_t judged) const {
   const double p = std::clamp(check.attainment_measured, 0.1, 0.9);
   const double attainment_noise = attainment_deviations * std::sqrt(p * (1 - p)) * noise;
   return late(TwinQuantile::TtftP50, options.objectives.ttft) || late(TwinQuantile::ItlP50, options.objectives.itl) ||
-         std::abs(check.attainment_predicted - check.attainment_measured) > off_attainment + attainment_noise;
+         check.attainment_measured < predicted.low - off_attainment - attainment_noise ||
+         check.attainment_measured > predicted.high + off_attainment + attainment_noise;
 }
 
 void Twin::State::learn(const TwinCheck& check, const Window& raw, std::int32_t judged) {

@@ -36,7 +36,12 @@ struct Twin::State {
 
   [[nodiscard]] SimulationOptions simulation(const KnobValues& knobs) const;
   void learn(const TwinCheck& check, const Window& raw, std::int32_t judged);
-  [[nodiscard]] bool is_off(const TwinCheck& check, std::int32_t judged) const;
+  /// What would be attained with all latencies a little longer, and a little shorter.
+  struct Attainments {
+    double low = 0;
+    double high = 0;
+  };
+  [[nodiscard]] bool is_off(const TwinCheck& check, const Attainments& predicted, std::int32_t judged) const;
   void note_check(const TwinCheck& check, bool was_off, std::int32_t judged);
 };
 
