@@ -36,13 +36,4 @@ double constrained_improvement(const Outcome& candidate, const AcquisitionOption
   return safe < options.safe_probability_min ? 0.0 : value * safe;
 }
 
-std::optional<Pick> pick_best(std::span<const Outcome> candidates, const AcquisitionOptions& options) {
-  std::optional<Pick> best;
-  for (std::size_t i = 0; i < candidates.size(); ++i) {
-    const double value = constrained_improvement(candidates[i], options);
-    if (!best || value > best->value) best = Pick{i, value};
-  }
-  return best;
-}
-
 }  // namespace rubato::tuner

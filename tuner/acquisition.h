@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Constrained expected improvement: which candidate promises most over the best known score, weighed by the chance that it keeps
-// attainment at a floor. A sweep over a given candidate set, so that every proposal is legal and the same inputs give the same
-// answer.
+// Constrained expected improvement: how much a candidate promises over the best known score, weighed by the chance that it keeps
+// attainment at a floor.
 #pragma once
 
-#include <cstddef>
 #include <optional>
-#include <span>
 
 #include "tuner/gaussian_process.h"
 
@@ -31,15 +28,7 @@ struct Outcome {
   Prediction attainment;  // transformed as the constraint process is
 };
 
-struct Pick {
-  std::size_t index = 0;  // into the candidates
-  double value = 0;       // constrained expected improvement
-};
-
 /// The constrained expected improvement of one candidate.
 [[nodiscard]] double constrained_improvement(const Outcome& candidate, const AcquisitionOptions& options);
-
-/// The candidate of the largest constrained expected improvement, the first of equals. Empty without candidates.
-[[nodiscard]] std::optional<Pick> pick_best(std::span<const Outcome> candidates, const AcquisitionOptions& options);
 
 }  // namespace rubato::tuner

@@ -21,23 +21,22 @@ TEST(Acquisition, expected_improvement_equals_a_brute_force_mean) {
   EXPECT_NEAR(probability_at_least({1.0, 4.0}, 1.0), 0.5, 1e-12);
 }
 
-TEST(Acquisition, a_candidate_that_is_likely_unsafe_is_not_picked) {
-  const std::vector<Outcome> candidates{{.score = {0.2, 0.01}, .attainment = {2.0, 0.01}},
-                                        {.score = {1.1, 0.01}, .attainment = {1.8, 0.01}},
-                                        {.score = {2.7, 0.01}, .attainment = {0.3, 0.01}}};
-  EXPECT_EQ(pick_best(candidates, {.best = 0})->index, 2u);
-  EXPECT_EQ(pick_best(candidates, {.best = 0, .floor = 1.5})->index, 1u);
-  EXPECT_FALSE(pick_best({}, {.best = 0}).has_value());
+TEST(Acquisition, a_candidate_that_is_likely_unsafe_is_worth_nothing_and_a_safe_one_its_improvement) {
+  const Outcome safe{.score = {1.1, 0.01}, .attainment = {1.8, 0.01}};
+  const Outcome unsafe{.score = {2.7, 0.01}, .attainment = {0.3, 0.01}};
+  EXPECT_GT(constrained_improvement(unsafe, {.best = 0}), constrained_improvement(safe, {.best = 0}));
+  EXPECT_EQ(constrained_improvement(unsafe, {.best = 0, .floor = 1.5}), 0.0);
+  EXPECT_NEAR(constrained_improvement(safe, {.best = 0, .floor = 1.5}), 1.1, 0.01);
 }
 
 TEST(Acquisition, at_a_safe_probability_of_one_half_nothing_predicted_below_the_floor_is_worth_anything) {
-  const auto value_of = [](double attainment, double variance) {
-    const std::vector<Outcome> candidates{{.score = {3.0, 0.2}, .attainment = {attainment, variance}}};
-    return pick_best(candidates, {.best = 0, .safe_probability_min = 0.5, .floor = 1.5})->value;
-  };
   for (const double variance : {0.0, 1e-6, 0.1, 4.0}) {
-    EXPECT_EQ(value_of(1.5 - 1e-6, variance), 0.0) << variance;
-    EXPECT_GT(value_of(1.5 + 1e-6, variance), 1.0) << variance;
+    const auto value_of = [&](double attainment) {
+      return constrained_improvement({.score = {3.0, 0.2}, .attainment = {attainment, variance}},
+                                     {.best = 0, .safe_probability_min = 0.5, .floor = 1.5});
+    };
+    EXPECT_EQ(value_of(1.5 - 1e-6), 0.0) << variance;
+    EXPECT_GT(value_of(1.5 + 1e-6), 1.0) << variance;
   }
 }
 
