@@ -232,6 +232,16 @@ TEST(Futures, phases_follow_one_another_in_runs_as_long_as_their_weights) {
   EXPECT_NEAR(second / all, 0.25, 0.02);
 }
 
+TEST(Futures, where_the_phases_begin_is_spread_over_the_futures) {
+  const std::vector<TrafficPhase> phases = {steady(0, 0s, 30s, 100ms, 1), steady(10'000, 50s, 60s, 100ms, 1)};
+  for (std::uint64_t seed = 1; seed <= 10; ++seed) {
+    const auto futures = bootstrap_futures(phases, {.length = 60s, .block = 2s, .count = 4, .seed = seed});
+    const auto second =
+        std::count_if(futures.begin(), futures.end(), [](const auto& future) { return future.at(0).prompt_tokens >= 10'000; });
+    EXPECT_EQ(second, 2) << "seed " << seed;
+  }
+}
+
 TEST(Futures, silence_is_a_phase_and_nothing_at_all_is_no_future) {
   const TrafficPhase silence{.requests = {}, .begin = at(0s), .end = at(10s), .weight = 1};
   EXPECT_TRUE(bootstrap_futures(std::vector<TrafficPhase>{silence}, {}).empty());

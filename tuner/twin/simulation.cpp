@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
-#include <utility>
 
 #include "manifests/check.h"
 #include "tuner/twin/counter_draw.h"

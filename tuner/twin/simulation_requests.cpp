@@ -2,7 +2,6 @@
 // Requests of a simulation: how they come in, what they get, and what is known of them afterwards.
 #include <algorithm>
 #include <functional>
-#include <utility>
 
 #include "manifests/check.h"
 #include "tuner/twin/simulation_state.h"
