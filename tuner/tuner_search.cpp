@@ -209,6 +209,15 @@ std::optional<Decision> Tuner::State::on_progress(const Window& so_far) {
   return conclude(decision, so_far.end);
 }
 
+/// What was expected under the old load says nothing of the new one.
+void Tuner::State::follow_load(const Window& window) {
+  search_load = load_of(window);
+  search->load_moved(search_load);
+  const std::optional<TwinAnswer> answer = ask_twin(window.end, {});
+  outcomes = answer ? answer->outcomes : std::vector<KnownOutcome>{};
+  if (answer) search->expect(answer->all);
+}
+
 /// The load moved under a trial: nothing can be compared. The incumbent is measured anew, and the search goes on from there.
 Decision Tuner::State::leave_for_shift(const Shift& shift) {
   record_trial("Inconclusive");
@@ -234,8 +243,7 @@ Decision Tuner::State::on_recovery(const Window& window, const Evidence& evidenc
             .message = "Waiting for " + std::to_string(window.waiting_end) + " requests that are left from a trial."};
   }
   if (load_may_have_moved && load_distance(load_of(window), search_load) > same_load) {
-    search_load = load_of(window);
-    search->load_moved(search_load);
+    follow_load(window);
     watched.clear();
     searches_since_shift = 0;
   }
@@ -255,8 +263,7 @@ Decision Tuner::State::on_recovery(const Window& window, const Evidence& evidenc
 Decision Tuner::State::on_confirmation(const Window& window, const Evidence& evidence, const std::optional<Shift>& shift) {
   if (shift && load_moves < load_moves_max) {
     ++load_moves;
-    search_load = load_of(window);
-    search->load_moved(search_load);
+    follow_load(window);
     watched.clear();
   }
   search->tell(incumbent, evidence);

@@ -127,6 +127,7 @@ struct Tuner::State {
   Decision repeat_trial(const std::string& why);
   Decision roll_back(const Evidence& trial, const Evidence& known);
   Decision leave_for_shift(const Shift& shift);
+  void follow_load(const Window& window);
   Decision finish(TimePoint now, const std::string& lead);
   void adopt(const KnobValues& knobs, const Evidence& evidence);
   void record_trial(const char* outcome);
