@@ -30,11 +30,11 @@
 #include "daemon/metrics/metrics.h"
 #include "daemon/model_loading.h"
 #include "daemon/openai/error_answer.h"
-#include "daemon/tuning_loop.h"
+#include "daemon/tuning_thread.h"
+#include "daemon/twin_feed.h"
 #include "daemon/version.h"
 #include "engine/text/chat_template.h"
 #include "manifests/read_manifest.h"
-#include "tuner/journal.h"
 
 namespace rubato {
 namespace {
@@ -42,7 +42,6 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto housekeeping_interval = 250ms;  // main thread: expiry, conditions, failure and drain checks
-constexpr auto tuning_interval = 100ms;        // how often the tuning loop looks whether something is due
 constexpr auto flush_timeout = 5s;             // at the end, for last words to reach slow clients
 constexpr int http_threads = 2;                // per port: one may tokenise a long prompt while the other serves
 
@@ -202,12 +201,16 @@ class Daemon {
     std::string backend = model.backends.front()->description();
     if (spec_.devices.size() > 1) backend += fmt::format(", {} devices", spec_.devices.size());
     const std::string key = model_key(spec_, model);
+    tuner::TwinOptions twin{.limits = serving_limits(model.plan.limits),
+                            .shapes = model.backends.front()->shape_limits().count_max > 0,
+                            .objectives = reconciler_.objectives(),
+                            .outstanding_max = outstanding_max(model.plan.limits)};
     tokenizer_ = std::move(model.tokenizer);
     std::unique_ptr<OwnedServing> serving =
         start_lane_threads(std::move(model.backends), LaneThreadsOptions{.limits = model.plan.limits,
                                                                          .initial = reconciler_.knobs(),
                                                                          .objectives = reconciler_.objectives(),
-                                                                         .observers = {&metrics_, &windows_},
+                                                                         .observers = {&metrics_, &windows_, &feed_},
                                                                          .backend_description = backend,
                                                                          .kv_block_bytes = model.plan.cache.block_bytes,
                                                                          .state_bytes = model.plan.cache.state_bytes,
@@ -228,31 +231,11 @@ class Daemon {
     // In this order: from attach() on /readyz says that requests are taken.
     data_port_.ready(std::move(api));
     reconciler_.attach(*serving_);
-    start_tuning(key);
+    tuning_ = std::make_unique<TuningThread>(
+        reconciler_, *serving_, windows_, feed_,
+        TuningThreadOptions{.state_directory = options_.state, .model_key = key, .twin = std::move(twin)});
     spdlog::info("serving {} on {}: {} tokens per request, {} KV blocks of {} tokens", served_name_, backend, max_model_len,
                  model.plan.limits.each.block_count, kv_block_tokens);
-  }
-
-  void start_tuning(const std::string& key) {
-    if (!options_.state.empty()) {
-      auto journal = tuner::Journal::open((std::filesystem::path(options_.state) / "journal.sqlite").string());
-      if (journal) {
-        journal_ = std::move(*journal);
-        if (!journal_->cold_start_reason().empty()) spdlog::warn("tuning journal: {}", journal_->cold_start_reason());
-      } else {
-        spdlog::warn("tuning goes on without a journal: {}", journal.error().message);
-      }
-    }
-    tuning_ = std::jthread([this, key](const std::stop_token& stop) {
-      TuningLoop loop(reconciler_, windows_, journal_.get(), key, steady_now());
-      std::mutex mutex;
-      std::condition_variable_any wake;
-      std::unique_lock lock(mutex);
-      while (!stop.stop_requested()) {
-        loop.tick(steady_now());
-        wake.wait_for(lock, stop, tuning_interval, [] { return false; });
-      }
-    });
   }
 
   int serve_until_stopped(const Signals& signals) {
@@ -299,7 +282,7 @@ class Daemon {
 
   // In this order, so that every answer that has been produced still reaches its client and nobody calls what is gone.
   void stop() {
-    tuning_ = {};
+    tuning_.reset();
     if (data_server_) data_server_->stop_accepting();
     if (serving_) serving_->stop();
     const TimePoint flushed_by = steady_now() + flush_timeout;
@@ -313,6 +296,7 @@ class Daemon {
   const std::string served_name_;
   Metrics metrics_;
   LatencyWindows windows_;
+  TwinFeed feed_;
   control::Reconciler reconciler_;
   control::ManifestWatch watch_;
   control::ControlApi control_api_;
@@ -321,8 +305,7 @@ class Daemon {
   std::mutex serving_mutex_;  // metrics may be scraped while serving starts
   std::unique_ptr<OwnedServing> serving_;
   DataPort data_port_;
-  std::unique_ptr<tuner::Journal> journal_;
-  std::jthread tuning_;
+  std::unique_ptr<TuningThread> tuning_;
   std::unique_ptr<http::Server> control_server_;
   std::unique_ptr<http::Server> data_server_;
 };

@@ -42,12 +42,11 @@ class LaneThreads final : public OwnedServing {
       : options_(options),
         backends_(std::move(backends)),
         vocabulary_(backends_.front()->config().vocabulary),
-        outstanding_max_(static_cast<std::size_t>(options.limits.each.max_waiting) +
-                         backends_.size() * static_cast<std::size_t>(options.limits.each.max_num_seqs)),
-        door_(outstanding_max_),
+        door_(static_cast<std::size_t>(outstanding_max(options.limits))),
         settings_(Settings{.number = 1, .knobs = options.initial}),
         objectives_(options.objectives),
-        lanes_(pointers(backends_), {.limits = group_limits(), .initial = *settings_.load(), .prefix_key = options_.prefix_key}),
+        lanes_(pointers(backends_),
+               {.limits = serving_limits(options.limits), .initial = *settings_.load(), .prefix_key = options_.prefix_key}),
         effective_max_len_(lanes_.group().effective_max_len()),
         book_(door_, options.observers),
         status_(ServingStatus{}) {
@@ -147,13 +146,6 @@ class LaneThreads final : public OwnedServing {
   };
 
   LaneThread& at(LaneIndex lane) { return *threads_[static_cast<std::size_t>(lane.value)]; }
-
-  // The door bounds what is outstanding, so the scheduler's own queue can never refuse what the door let in.
-  policies::LaneGroupLimits group_limits() const {
-    policies::LaneGroupLimits limits = options_.limits;
-    limits.each.max_waiting = static_cast<std::int32_t>(outstanding_max_);
-    return limits;
-  }
 
   Result<void> check_fits(const engine::Request& request) const {
     const auto prompt = static_cast<std::int64_t>(request.prompt.size());
@@ -348,7 +340,6 @@ class LaneThreads final : public OwnedServing {
   const LaneThreadsOptions options_;
   const std::vector<std::unique_ptr<engine::Backend>> backends_;
   const std::int32_t vocabulary_;
-  const std::size_t outstanding_max_;
 
   std::atomic<std::uint64_t> next_id_{1};
   Door door_;
@@ -371,6 +362,16 @@ class LaneThreads final : public OwnedServing {
 };
 
 }  // namespace
+
+std::int32_t outstanding_max(const policies::LaneGroupLimits& limits) {
+  return limits.each.max_waiting + limits.devices * limits.lanes_per_device * limits.each.max_num_seqs;
+}
+
+policies::LaneGroupLimits serving_limits(const policies::LaneGroupLimits& limits) {
+  policies::LaneGroupLimits serving = limits;
+  serving.each.max_waiting = outstanding_max(limits);
+  return serving;
+}
 
 TimePoint steady_now() {
   return TimePoint(std::chrono::duration_cast<Duration>(std::chrono::steady_clock::now().time_since_epoch()));

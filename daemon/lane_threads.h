@@ -27,6 +27,11 @@ struct LaneThreadsOptions {
   engine::ShapeBuilderOptions shapes{};
 };
 
+/// How many requests may be outstanding before the door refuses.
+[[nodiscard]] std::int32_t outstanding_max(const policies::LaneGroupLimits& limits);
+/// With a waiting queue that can never refuse what the door let in. The twin simulates under the same.
+[[nodiscard]] policies::LaneGroupLimits serving_limits(const policies::LaneGroupLimits& limits);
+
 /// The steady clock on the Timeline. The only place that reads it for serving.
 [[nodiscard]] TimePoint steady_now();
 

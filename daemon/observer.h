@@ -43,13 +43,14 @@ struct Arrival {
   SequenceId id;
   TimePoint time;  // when the request had been read completely
   std::int32_t prompt_tokens = 0;
+  std::int32_t cached_tokens = 0;  // of them: came from the prefix cache; known from its first token on
   std::int32_t max_new_tokens = 0;
   Duration ttft_target{};
   Duration itl_target{};
 };
 
 /// Called on the lanes' threads, one call after another (on_request and on_rejected: on an HTTP thread); must return quickly and
-/// never block on a client. Implemented by Metrics and LatencyWindows.
+/// never block on a client. Implemented by Metrics, LatencyWindows and TwinFeed.
 class Observer {
  public:
   virtual ~Observer() = default;

@@ -40,7 +40,7 @@ void RequestBook::book(const engine::TokenEvent& event) {
   CHECK(live != live_.end(), "token for unknown sequence ", event.id.value);
   RequestTiming& timing = live->second.timing;
   if (event.sample) {
-    timing.on_scheduled(event.scheduled);
+    timing.on_scheduled(event.scheduled, event.cached_tokens);
     if (const std::optional<Duration> gap = timing.on_token(event.time)) {
       for (Observer* observer : observers_) observer->on_token_gap(event.id, *gap);
     } else {

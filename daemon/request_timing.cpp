@@ -32,8 +32,10 @@ std::optional<Duration> RequestTiming::on_token(TimePoint time) {
   return gap;
 }
 
-void RequestTiming::on_scheduled(TimePoint time) {
-  if (!scheduled_) scheduled_ = time;
+void RequestTiming::on_scheduled(TimePoint time, std::int32_t cached_tokens) {
+  if (scheduled_) return;
+  scheduled_ = time;
+  arrival_.cached_tokens = cached_tokens;
 }
 
 RequestRecord RequestTiming::finish(Outcome outcome, TimePoint end) {

@@ -17,8 +17,8 @@ class RequestTiming {
 
   /// Books a token. Returns the gap since the token before, none for the first.
   std::optional<Duration> on_token(TimePoint time);
-  /// The first step with a row of it.
-  void on_scheduled(TimePoint time);
+  /// The first step with a row of it, and what that step found of its prompt in the prefix cache.
+  void on_scheduled(TimePoint time, std::int32_t cached_tokens);
 
   /// The record at the end. Finished requests are judged on both targets; an aborted one is Bad if it had missed a target by then
   /// (its waiting so far is a lower bound of what it would have got), else Unjudged; a failed one is Bad.

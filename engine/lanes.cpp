@@ -49,6 +49,7 @@ struct Lanes::State {
     std::vector<TokenEvent> events;  // the first event_count are the last step's
     std::size_t event_count = 0;
     std::int32_t preempted = 0;  // since its last step
+    Duration shared{};           // of the open step: while the device's other lane was in a step that has ended
     StepRecord record;
   };
   struct OpenCopy {
@@ -98,6 +99,7 @@ struct Lanes::State {
     if (limits.lanes_per_device == 2) lanes[1].backend->use_share(knobs.prefill_share);
   }
 
+  void share_device(LaneIndex index, TimePoint now);
   void add_row(Lane& lane, const policies::PlannedRow& row, TimePoint now);
   [[nodiscard]] bool finish_token(Lane& lane, const policies::PlannedRow& row, std::size_t sample, TimePoint now);
   void leave_step(const policies::StepPlan& plan);
@@ -191,6 +193,19 @@ void Lanes::State::add_row(Lane& lane, const policies::PlannedRow& row, TimePoin
        .state = row.state});
 }
 
+/// A step of the lane ends. What it had of its device for most of its time is what its duration tells of.
+void Lanes::State::share_device(LaneIndex index, TimePoint now) {
+  if (limits.lanes_per_device < 2) return;
+  Lane& lane = at(index);
+  Lane& other = lanes[index.value == 0 ? 1 : 0];
+  if (other.plan != nullptr) {
+    const Duration both = now - std::max(lane.record.begin, other.record.begin);
+    lane.shared += both;
+    other.shared += both;
+  }
+  if (2 * lane.shared > now - lane.record.begin) lane.record.share_percent = lane.backend->share().given_percent;
+}
+
 bool Lanes::begin_step(LaneIndex index, TimePoint now) {
   State& state = *state_;
   State::Lane& lane = state.at(index);
@@ -201,6 +216,7 @@ bool Lanes::begin_step(LaneIndex index, TimePoint now) {
   lane.preempted += static_cast<std::int32_t>(plan.preempted.size());  // an empty plan may name some, too
   if (plan.empty()) return false;
   lane.plan = &plan;
+  lane.shared = Duration::zero();
   lane.rows.clear();
   for (const policies::PlannedRow& row : plan.rows) state.add_row(lane, row, now);
   lane.record = StepRecord{.lane = index,
@@ -295,6 +311,7 @@ void Lanes::end_step(LaneIndex index, TimePoint now) {
   State& state = *state_;
   State::Lane& lane = state.at(index);
   lane.record.end = now;
+  state.share_device(index, now);
   const policies::StepPlan& plan = *std::exchange(lane.plan, nullptr);
   if (!lane.outcome || state.failure) {
     state.leave_step(plan);

@@ -62,6 +62,7 @@ struct StepRecord {
   std::int32_t preempted = 0;
   std::optional<std::int32_t> bucket;  // tokens of the shape that it ran in; none: eagerly
   std::int32_t padding_tokens = 0;
+  std::int32_t share_percent = 100;  // of its device, for most of its time: all where the device's other lane ran no step then
   TimePoint begin;
   TimePoint end;
   Duration planning{};  // scheduler and bookkeeping alone

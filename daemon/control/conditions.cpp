@@ -122,6 +122,39 @@ Condition tuning(const ConditionInputs& inputs) {
   return condition;
 }
 
+/// False says one thing alone: its predictions are off. A twin that is off by choice, or still learns, is not known to be wrong.
+Condition twin_trusted(const ConditionInputs& inputs) {
+  Condition condition{.type = "TwinTrusted", .reason = "Starting", .message = {}, .last_transition = {}};
+  if (!inputs.tuning_enabled) {
+    condition.reason = "Disabled";
+    condition.message = "nothing is tuned";
+    return condition;
+  }
+  if (!inputs.twin) {
+    condition.message = "the tuner has not reported yet";
+    return condition;
+  }
+  condition.message = inputs.twin->message;
+  switch (inputs.twin->state) {
+    case tuner::TwinState::Off:
+      condition.reason = "Disabled";
+      condition.message = "spec.tuning.twin.enabled is false: the search goes by live windows alone";
+      break;
+    case tuner::TwinState::Learning:
+      condition.reason = "Learning";
+      break;
+    case tuner::TwinState::Trusted:
+      condition.status = ConditionStatus::True;
+      condition.reason = "TwinAgrees";
+      break;
+    case tuner::TwinState::Distrusted:
+      condition.status = ConditionStatus::False;
+      condition.reason = "TwinDisagrees";
+      break;
+  }
+  return condition;
+}
+
 Condition overridden(const ConditionInputs& inputs) {
   Condition condition{
       .type = "Overridden", .status = ConditionStatus::False, .reason = "NoOverride", .message = {}, .last_transition = {}};
@@ -147,8 +180,8 @@ std::string_view to_string(ConditionStatus status) {
 }
 
 std::vector<Condition> compute_conditions(const ConditionInputs& inputs, std::span<const Condition> previous, WallTime now) {
-  std::vector<Condition> conditions{ready(inputs.serving), manifest_valid(inputs), objectives_met(inputs), tuning(inputs),
-                                    overridden(inputs)};
+  std::vector<Condition> conditions{ready(inputs.serving), manifest_valid(inputs), objectives_met(inputs),
+                                    tuning(inputs),        twin_trusted(inputs),   overridden(inputs)};
   for (auto& condition : conditions) {
     condition.observed_generation = inputs.generation;
     const auto before =

@@ -13,6 +13,7 @@
 #include "manifests/engine_spec.h"
 #include "manifests/result.h"
 #include "tuner/tuner.h"
+#include "tuner/twin/twin.h"
 
 namespace rubato::control {
 
@@ -50,11 +51,12 @@ struct ConditionInputs {
   std::optional<tuner::Window> window{};  // the last closed one under these objectives
   bool tuning_enabled = false;
   std::optional<tuner::TunerStatus> tuner{};
+  std::optional<tuner::TwinStatus> twin{};
   std::vector<std::string> pins{};  // `maxNumBatchedTokens=256`
   std::optional<WallTime> pins_expire{};
 };
 
-/// Ready, ManifestValid, ObjectivesMet, Tuning, Overridden: always all, in this order.
+/// Ready, ManifestValid, ObjectivesMet, Tuning, TwinTrusted, Overridden: always all, in this order.
 [[nodiscard]] std::vector<Condition> compute_conditions(const ConditionInputs& inputs, std::span<const Condition> previous,
                                                         WallTime now);
 

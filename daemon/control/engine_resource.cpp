@@ -2,6 +2,7 @@
 #include "daemon/control/engine_resource.h"
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 #include "daemon/control/figures.h"
@@ -57,7 +58,57 @@ Json trials_json(const StatusInputs& inputs) {
   return {{"total", status.trials_total},
           {"searches", status.searches_total},
           {"rollbacks", status.rollbacks_total},
+          {"earlyRollbacks", status.early_rollbacks_total},
+          {"loadAlarms", status.alarms_total},
+          {"twinRetunes", status.twin_retunes_total},
+          {"riskUsedPercent", decimal(100 * status.risk_used)},
           {"recent", std::move(recent)}};
+}
+
+constexpr std::array<const char*, tuner::twin_quantile_count> quantile_names{"ttftP50", "ttftP99", "itlP50", "itlP99"};
+
+std::string_view to_string(tuner::TwinState state) {
+  switch (state) {
+    case tuner::TwinState::Off:
+      return "Off";
+    case tuner::TwinState::Learning:
+      return "Learning";
+    case tuner::TwinState::Trusted:
+      return "Trusted";
+    case tuner::TwinState::Distrusted:
+      return "Distrusted";
+  }
+  CHECK(false, static_cast<int>(state));
+}
+
+Json latencies_json(const std::array<Duration, tuner::twin_quantile_count>& latencies, double attainment) {
+  Json json = Json::object();
+  for (std::size_t i = 0; i < latencies.size(); ++i) json[quantile_names[i]] = rounded(latencies[i]);
+  json["attainment"] = decimal(100 * attainment);
+  return json;
+}
+
+Json twin_json(const TwinUse& twin) {
+  const tuner::TwinStatus& status = twin.status;
+  Json errors = Json::object();
+  for (std::size_t i = 0; i < quantile_names.size(); ++i) {
+    errors[quantile_names[i]] = decimal(100 * status.correction.error[i]);
+  }
+  Json json{{"state", to_string(status.state)},
+            {"steps", status.steps},
+            {"stepErrorPercent", decimal(100 * status.step_error)},
+            {"windows", status.correction.windows},
+            {"errorPercent", std::move(errors)}};
+  if (const auto& check = status.last_check) {
+    json["lastCheck"] = {{"predicted", latencies_json(check->predicted, check->attainment_predicted)},
+                         {"measured", latencies_json(check->measured, check->attainment_measured)}};
+  }
+  json.update({{"simulations", status.simulations_total},
+               {"aborted", status.aborted_total},
+               {"simulatedSeconds", seconds(status.simulated_total)},
+               {"cpuSeconds", seconds(twin.cpu)},
+               {"corePercent", twin.core_percent}});
+  return json;
 }
 
 Json shapes_json(const engine::ShapeStatus& shapes) {
@@ -235,6 +286,7 @@ Json engine_status(const ControlState& state, const StatusInputs& inputs) {
 
   if (inputs.window) status["window"] = window_json(*inputs.window);
   status["trials"] = trials_json(inputs);
+  if (inputs.twin) status["twin"] = twin_json(*inputs.twin);
   status["manifest"] = {{"path", state.manifest().file}, {"hash", state.manifest().hash}};
   status["restartRequired"] = state.restart_required();
   if (inputs.serving) add_serving(status, *inputs.serving, state.running_spec());

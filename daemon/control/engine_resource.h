@@ -14,8 +14,16 @@
 #include "daemon/control/control_state.h"
 #include "daemon/serving.h"
 #include "tuner/tuner.h"
+#include "tuner/twin/twin.h"
 
 namespace rubato::control {
+
+/// The twin and what it costs.
+struct TwinUse {
+  tuner::TwinStatus status;
+  Duration cpu{};
+  std::int32_t core_percent = 0;
+};
 
 struct StatusInputs {
   std::int64_t observed_generation = 0;
@@ -25,6 +33,7 @@ struct StatusInputs {
   std::optional<tuner::TunerStatus> tuner;
   std::vector<tuner::Trial> trials;
   std::optional<tuner::Window> window;
+  std::optional<TwinUse> twin{};
 };
 
 [[nodiscard]] Json engine_status(const ControlState& state, const StatusInputs& inputs);

@@ -225,6 +225,11 @@ void Reconciler::note_condition_changes(const std::vector<Condition>& before, co
       const bool ready = condition.status == ConditionStatus::True;
       events_.add(ready ? EventType::Normal : EventType::Warning, ready ? "Ready" : condition.reason, condition.message, now);
     }
+    if (condition.type == "TwinTrusted" && condition.status != ConditionStatus::Unknown) {
+      const bool trusted = condition.status == ConditionStatus::True;
+      events_.add(trusted ? EventType::Normal : EventType::Warning, trusted ? "TwinTrusted" : "TwinDistrusted", condition.message,
+                  now);
+    }
     if (condition.type == "ObjectivesMet" && condition.status != ConditionStatus::Unknown) {
       const bool met = condition.status == ConditionStatus::True;
       events_.add(met ? EventType::Normal : EventType::Warning, met ? "ObjectivesMet" : "ObjectivesMissed", condition.message,
@@ -242,6 +247,7 @@ Json Reconciler::status_of(const ControlState& state, WallTime now) {
                                .window = report_ ? report_->window : std::nullopt,
                                .tuning_enabled = state.tuning_input().tuning.enabled,
                                .tuner = report_ ? std::optional(report_->status) : std::nullopt,
+                               .twin = report_ ? report_->twin : std::nullopt,
                                .pins = shown_pins(state.effective().pins),
                                .pins_expire = state.override_expires()};
   StatusInputs status{.observed_generation = state.saved().generation,
@@ -250,12 +256,18 @@ Json Reconciler::status_of(const ControlState& state, WallTime now) {
                       .serving = lanes_.sample(),
                       .tuner = inputs.tuner,
                       .trials = report_ ? report_->trials : std::vector<tuner::Trial>(),
-                      .window = inputs.window};
+                      .window = inputs.window,
+                      .twin = twin_use()};
   if (&state == &state_) {
     note_condition_changes(conditions_, status.conditions, now);
     conditions_ = status.conditions;
   }
   return engine_status(state, status);
+}
+
+std::optional<TwinUse> Reconciler::twin_use() const {
+  if (!report_ || !report_->twin) return std::nullopt;
+  return TwinUse{.status = *report_->twin, .cpu = report_->twin_cpu, .core_percent = report_->twin_core_percent};
 }
 
 EngineSnapshot Reconciler::refresh(WallTime now) {
@@ -309,6 +321,7 @@ Result<std::uint64_t> Reconciler::propose(const KnobValues& knobs, const std::st
 void Reconciler::report(const TuningReport& report) {
   const std::lock_guard lock(mutex_);
   metrics_.on_tuner(report.status);
+  if (report.twin) metrics_.on_twin(*report.twin, report.twin_cpu, report.feed_dropped);
   std::int64_t newest = trial_seen_;
   for (const auto& trial : report.trials) {
     if (trial.number > trial_seen_ && report_) metrics_.on_trial(trial.outcome);

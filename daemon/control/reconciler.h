@@ -85,6 +85,7 @@ class Reconciler final : public TuningTarget {
   void expire(WallTime now);
   void note_condition_changes(const std::vector<Condition>& before, const std::vector<Condition>& after, WallTime now);
   [[nodiscard]] Json status_of(const ControlState& state, WallTime now);
+  [[nodiscard]] std::optional<TwinUse> twin_use() const;
   [[nodiscard]] EngineSnapshot refresh(WallTime now);
 
   const ReconcilerOptions options_;

@@ -13,6 +13,7 @@
 #include "manifests/result.h"
 #include "tuner/regimes.h"
 #include "tuner/tuner.h"
+#include "tuner/twin/twin.h"
 
 namespace rubato::control {
 
@@ -33,6 +34,10 @@ struct TuningReport {
   std::optional<tuner::Window> window;   // the last closed one
   std::vector<tuner::Regime> regimes{};  // Tuner::regimes()
   std::string model_key{};               // whose regimes they are
+  std::optional<tuner::TwinStatus> twin{};
+  Duration twin_cpu{};               // CPU time of the decisions in which the twin simulated, since the start
+  std::int32_t twin_core_percent{};  // that it keeps to
+  std::uint64_t feed_dropped = 0;    // arrivals, starts, ends and steps that it never heard of, since the start
 };
 
 /// Thread-safe. No call waits for a client or for the lane; a call may wait for a short critical section of another one.

@@ -14,6 +14,7 @@
 #include "daemon/metrics/lane_series.h"
 #include "daemon/metrics/process.h"
 #include "daemon/metrics/series.h"
+#include "daemon/metrics/twin_series.h"
 #include "manifests/names.h"
 
 namespace rubato {
@@ -48,7 +49,8 @@ struct Metrics::State {
       : blocks_hold_keys(options.blocks_hold_keys),
         vllm(metrics::Declare(registry, {{"model_name", options.model_name}, {"engine", "0"}}), options),
         own(metrics::Declare(registry, {}), options),
-        lanes(metrics::Declare(registry, {}), options) {
+        lanes(metrics::Declare(registry, {}), options),
+        twin(metrics::Declare(registry, {})) {
     for (const auto source :
          {SettingsSource::File, SettingsSource::Api, SettingsSource::Override, SettingsSource::Expiry, SettingsSource::Tuner}) {
       own.settings_changes.Add({{"source", std::string(to_string(source))}});
@@ -98,6 +100,7 @@ struct Metrics::State {
   metrics::CompatibleSeries vllm;
   metrics::OwnSeries own;
   metrics::LaneGroupSeries lanes;
+  metrics::TwinSeries twin;
   MetricsSources sources;
 
   std::mutex knob_info_mutex;
@@ -273,6 +276,13 @@ void Metrics::on_trial(std::string_view outcome) {
 void Metrics::on_tuner(const tuner::TunerStatus& status) {
   metrics::raise_to(state_->own.searches, static_cast<double>(status.searches_total));
   metrics::raise_to(state_->own.rollbacks, static_cast<double>(status.rollbacks_total));
+  metrics::raise_to(state_->twin.early_rollbacks, static_cast<double>(status.early_rollbacks_total));
+  metrics::raise_to(state_->twin.load_alarms, static_cast<double>(status.alarms_total));
+  state_->twin.risk.Set(status.risk_used);
+}
+
+void Metrics::on_twin(const tuner::TwinStatus& status, Duration cpu, std::uint64_t feed_dropped) {
+  state_->twin.book(status, cpu, feed_dropped);
 }
 
 void Metrics::set_objectives(const ObjectivesSpec& objectives) {

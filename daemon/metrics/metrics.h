@@ -15,6 +15,7 @@
 #include "daemon/serving.h"
 #include "manifests/engine_spec.h"
 #include "tuner/tuner.h"
+#include "tuner/twin/twin.h"
 
 namespace rubato {
 
@@ -69,6 +70,8 @@ class Metrics final : public Observer {
   void on_trial(std::string_view outcome);
   /// The tuner's totals, which only grow; kept in step with its status.
   void on_tuner(const tuner::TunerStatus& status);
+  /// The same of the twin; cpu: of the decisions in which it simulated. feed_dropped: what it never heard of.
+  void on_twin(const tuner::TwinStatus& status, Duration cpu, std::uint64_t feed_dropped);
   void set_objectives(const ObjectivesSpec& objectives);
   void on_manifest_reload(const Result<void>& outcome);
 

@@ -191,7 +191,7 @@ OwnSeries::OwnSeries(Declare own, const MetricsOptions& options)
           own.counters("rubato_settings_changes_total", "Changes of the current settings by the layer that caused them.")),
       trials(own.counters("rubato_trials_total", "Finished live trials by outcome.")),
       searches(own.counter("rubato_searches_total", "Searches started by the tuner.")),
-      rollbacks(own.counter("rubato_rollbacks_total", "Trials taken back before their window ended.")),
+      rollbacks(own.counter("rubato_rollbacks_total", "Trials that gave way to the incumbent again.")),
       manifest_reload_failed(own.gauge("rubato_manifest_reload_failed",
                                        "1 while the manifest on disk is refused and the last good one is in force.")),
       manifest_reloads_success(reloads(own, "success")),

@@ -43,6 +43,22 @@ class ControlApiTest : public ::testing::Test {
     }
     return "";
   }
+  static tuner::TwinStatus twin_that_agrees() {
+    tuner::TwinStatus twin;
+    twin.state = tuner::TwinState::Trusted;
+    twin.message = "the last window came out as predicted";
+    twin.steps = 4321;
+    twin.step_error = 0.0512;
+    twin.correction = {.log_bias = {}, .error = {0.04, 0.11, 0.025, 0.08}, .windows = 9};
+    twin.last_check = tuner::TwinCheck{.predicted = {120ms, 430ms, 12ms, 33ms},
+                                       .measured = {123456789ns, 456789012ns, 12345678ns, 34567890ns},
+                                       .attainment_predicted = 0.981,
+                                       .attainment_measured = 0.975};
+    twin.simulations_total = 96;
+    twin.aborted_total = 1;
+    twin.simulated_total = 5760s;
+    return twin;
+  }
   static tuner::Window window_of(std::int32_t judged, std::int32_t good) {
     tuner::Window window;
     window.begin = TimePoint(0s);
@@ -77,7 +93,14 @@ TEST_F(ControlApiTest, object_list_and_table_match_the_snapshots) {
   status.message = "trying a smaller budget";
   status.trials_total = 3;
   status.searches_total = 1;
-  side_.reconciler.report({.status = status, .trials = {trial}, .window = window_of(120, 117)});
+  status.alarms_total = 2;
+  status.risk_used = 0.031;
+  side_.reconciler.report({.status = status,
+                           .trials = {trial},
+                           .window = window_of(120, 117),
+                           .twin = twin_that_agrees(),
+                           .twin_cpu = 2345ms,
+                           .twin_core_percent = 50});
   side_.patch(
       R"({"spec":{"override":{"maxNumBatchedTokens":256,"expiresAfter":"10m"}},"metadata":{"annotations":{"note":"x"}}})");
   side_.now += 200s;

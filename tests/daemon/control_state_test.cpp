@@ -330,7 +330,7 @@ const Condition& find(const std::vector<Condition>& conditions, const std::strin
 
 TEST(Conditions, all_are_there_at_first_sight_with_a_reason) {
   const auto conditions = compute_conditions({.generation = 3}, {}, start);
-  ASSERT_EQ(conditions.size(), 5U);
+  ASSERT_EQ(conditions.size(), 6U);
   for (const auto& condition : conditions) {
     EXPECT_FALSE(condition.reason.empty()) << condition.type;
     EXPECT_EQ(condition.observed_generation, 3);
@@ -364,6 +364,27 @@ TEST(Conditions, readiness_does_not_depend_on_the_objectives) {
   EXPECT_EQ(find(compute_conditions(inputs, {}, start), "Ready").reason, "Draining");
   inputs.serving.failure = Error{.code = ErrorCode::DeviceLost, .field = {}, .message = "sticky"};
   EXPECT_EQ(find(compute_conditions(inputs, {}, start), "Ready").reason, "DeviceLost");
+}
+
+TEST(Conditions, only_a_twin_that_is_known_to_be_wrong_is_not_trusted) {
+  const auto twin_trusted = [](const ConditionInputs& inputs) {
+    const Condition found = find(compute_conditions(inputs, {}, start), "TwinTrusted");
+    return std::tuple(found.status, found.reason);
+  };
+  ConditionInputs inputs;
+  EXPECT_EQ(twin_trusted(inputs), std::tuple(ConditionStatus::Unknown, "Disabled")) << "nothing is tuned";
+  inputs.tuning_enabled = true;
+  EXPECT_EQ(twin_trusted(inputs), std::tuple(ConditionStatus::Unknown, "Starting"));
+  inputs.twin.emplace().state = tuner::TwinState::Off;
+  EXPECT_EQ(twin_trusted(inputs), std::tuple(ConditionStatus::Unknown, "Disabled"));
+  inputs.twin->state = tuner::TwinState::Learning;
+  EXPECT_EQ(twin_trusted(inputs), std::tuple(ConditionStatus::Unknown, "Learning"));
+  inputs.twin->state = tuner::TwinState::Trusted;
+  EXPECT_EQ(twin_trusted(inputs), std::tuple(ConditionStatus::True, "TwinAgrees"));
+  inputs.twin->state = tuner::TwinState::Distrusted;
+  inputs.twin->message = "TTFT p99 was 900 ms, not 300 ms";
+  EXPECT_EQ(twin_trusted(inputs), std::tuple(ConditionStatus::False, "TwinDisagrees"));
+  EXPECT_EQ(find(compute_conditions(inputs, {}, start), "TwinTrusted").message, inputs.twin->message);
 }
 
 TEST(Events, repeats_are_counted_and_the_log_is_bounded) {

@@ -389,6 +389,41 @@ TEST_F(MetricsTest, totals_of_the_tuner_never_fall) {
   EXPECT_EQ(value("rubato_settings_changes_total{source=\"tuner\"}"), "1");
 }
 
+TEST_F(MetricsTest, the_twin_shows_its_errors_its_work_and_whether_it_is_trusted) {
+  tuner::TwinStatus twin;
+  twin.state = tuner::TwinState::Trusted;
+  twin.step_error = 0.04;
+  twin.correction.error = {0.01, 0.02, 0.03, 0.25};
+  twin.simulations_total = 12;
+  twin.aborted_total = 3;
+  twin.simulated_total = 90s;
+  metrics_.on_twin(twin, 1500ms, 7);
+  EXPECT_EQ(value("rubato_twin_trusted"), "1");
+  EXPECT_EQ(value("rubato_twin_step_error_ratio"), "0.04");
+  EXPECT_EQ(value("rubato_twin_prediction_error_ratio{latency=\"ttft\",quantile=\"0.5\"}"), "0.01");
+  EXPECT_EQ(value("rubato_twin_prediction_error_ratio{latency=\"ttft\",quantile=\"0.99\"}"), "0.02");
+  EXPECT_EQ(value("rubato_twin_prediction_error_ratio{latency=\"itl\",quantile=\"0.5\"}"), "0.03");
+  EXPECT_EQ(value("rubato_twin_prediction_error_ratio{latency=\"itl\",quantile=\"0.99\"}"), "0.25");
+  EXPECT_EQ(value("rubato_twin_simulations_total"), "12");
+  EXPECT_EQ(value("rubato_twin_aborted_total"), "3");
+  EXPECT_EQ(value("rubato_twin_simulated_seconds_total"), "90");
+  EXPECT_EQ(value("rubato_twin_cpu_seconds_total"), "1.5");
+  EXPECT_EQ(value("rubato_twin_feed_dropped_total"), "7");
+  twin.state = tuner::TwinState::Distrusted;
+  metrics_.on_twin(twin, 1400ms, 7);
+  EXPECT_EQ(value("rubato_twin_trusted"), "0");
+  EXPECT_EQ(value("rubato_twin_cpu_seconds_total"), "1.5") << "totals never fall";
+
+  tuner::TunerStatus tuner;
+  tuner.alarms_total = 4;
+  tuner.early_rollbacks_total = 2;
+  tuner.risk_used = 0.05;
+  metrics_.on_tuner(tuner);
+  EXPECT_EQ(value("rubato_load_alarms_total"), "4");
+  EXPECT_EQ(value("rubato_early_rollbacks_total"), "2");
+  EXPECT_EQ(value("rubato_tuning_risk_ratio"), "0.05");
+}
+
 TEST_F(MetricsTest, a_refused_manifest_raises_the_gauge_until_the_next_good_one) {
   EXPECT_EQ(value("rubato_manifest_reload_failed"), "0");
   metrics_.on_manifest_reload(unexpected(ErrorCode::InvalidArgument, "bad"));

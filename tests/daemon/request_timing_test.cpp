@@ -79,8 +79,9 @@ TEST(RequestTiming, an_abort_is_bad_only_if_a_target_was_already_missed) {
 
 TEST(RequestTiming, a_failure_is_bad_and_the_first_schedule_counts) {
   RequestTiming timing = request();
-  timing.on_scheduled(at(1050ms));
-  timing.on_scheduled(at(1900ms));
+  timing.on_scheduled(at(1050ms), 7);
+  timing.on_scheduled(at(1900ms), 0);
+  EXPECT_EQ(timing.arrival().cached_tokens, 7);
   const RequestRecord record = timing.finish(Outcome::Failed, at(1060ms));
   EXPECT_EQ(record.verdict, Verdict::Bad);
   EXPECT_EQ(record.scheduled, at(1050ms));

@@ -3,9 +3,8 @@
 // removal falls back to the layer below, and a moved start stays moved.
 #include <gtest/gtest.h>
 
-#include "daemon/latency_windows.h"
-#include "daemon/tuning_loop.h"
 #include "tests/daemon/control_fixture.h"
+#include "tests/daemon/tuning_fixture.h"
 
 namespace rubato {
 namespace {
@@ -28,19 +27,8 @@ class TuningLayers : public ::testing::Test {
   }
   void run(Duration length, Verdict verdict) {
     for (const Duration end = now + length; now < end; now += 100ms) {
-      const SequenceId id{++last_id};
-      windows.on_arrival(
-          Arrival{.id = id, .time = TimePoint(now), .prompt_tokens = 200, .max_new_tokens = 20, .ttft_target = 500ms});
-      RequestRecord record;
-      record.id = id;
-      record.arrival = TimePoint(now);
-      record.first_token = TimePoint(now + (verdict == Verdict::Good ? 50ms : 900ms));
-      record.end = *record.first_token + 200ms;
-      record.output_tokens = 20;
-      record.itl_p99 = 10ms;
-      record.verdict = verdict;
-      record.ttft_missed = verdict == Verdict::Bad;
-      windows.on_request_end(record);
+      tuned.now = TimePoint(now);
+      tuned.request(tuned.now, 200, 20, verdict);
       loop.tick(TimePoint(now));
     }
   }
@@ -48,10 +36,9 @@ class TuningLayers : public ::testing::Test {
   std::string layer(const char* knob) { return side.reconciler.engine().object["status"]["layers"][knob].get<std::string>(); }
 
   testing::ControlSide side{"", testing::control_manifest(tuned_spec)};
-  LatencyWindows windows;
+  testing::TuningSide tuned;
   Duration now = 1s;
-  std::uint64_t last_id = 0;
-  TuningLoop loop{side.reconciler, windows, nullptr, "test", TimePoint(now)};
+  TuningLoop loop{side.reconciler, tuned.windows, tuned.feed, nullptr, tuned.options(), TimePoint(now)};
 };
 
 TEST_F(TuningLayers, a_removed_override_falls_back_though_tuning_is_on) {

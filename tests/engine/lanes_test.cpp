@@ -115,6 +115,45 @@ TEST(Lanes, the_prefill_lane_emits_the_first_token_and_the_decode_lane_all_other
   world.drain();
 }
 
+TEST(Lanes, a_step_is_recorded_with_the_share_of_its_device_that_it_had_for_most_of_its_time) {
+  World world(1, {.max_num_batched_tokens = 32, .max_num_seqs = 4, .mode = Mode::Disaggregated, .prefill_share = 30});
+  const auto begin = [&](LaneIndex lane) { ASSERT_TRUE(world.client.begin(lane)); };
+  const auto end = [&](LaneIndex lane) {
+    world.lanes.run_step(lane, world.client.now());
+    world.client.end(lane);
+    return world.lanes.record(lane).share_percent;
+  };
+  const auto pass = [&](int milliseconds) { world.client.advance(std::chrono::milliseconds(milliseconds)); };
+  world.client.must_add(prompt_of(20), greedy(20));
+  begin(world.prefill);
+  pass(10);
+  EXPECT_EQ(end(world.prefill), 100) << "the other lane had nothing to do";
+
+  world.client.must_add(prompt_of(20), greedy(20));
+  begin(world.prefill);
+  pass(10);
+  begin(world.decode);
+  pass(6);
+  EXPECT_EQ(end(world.prefill), 100) << "for the smaller part of its time it had less";
+  pass(3);
+  EXPECT_EQ(end(world.decode), 70) << "for the larger part";
+
+  world.client.must_add(prompt_of(20), greedy(20));
+  begin(world.prefill);
+  for (int i = 0; i < 3; ++i) {  // several of the other lane's, and the last goes on
+    begin(world.decode);
+    pass(4);
+    if (i < 2) {
+      EXPECT_EQ(end(world.decode), 70);
+    }
+    pass(1);
+  }
+  EXPECT_EQ(end(world.prefill), 30);
+  pass(20);
+  EXPECT_EQ(end(world.decode), 100);
+  world.drain();
+}
+
 // Elsewhere the first token came twice, or its log-probabilities not at all, and one-token requests occupied a decode slot.
 TEST(Lanes, answers_are_the_same_in_both_modes_down_to_log_probabilities) {
   SamplingParameters with_logprobs = greedy(6);

@@ -48,6 +48,8 @@ enum class FakeLayers : std::uint8_t { Attention, Recurrent, Hybrid };
 struct FakeMemory {
   std::vector<TokenId> cells;                               // token by token, block after block
   std::vector<std::optional<std::vector<TokenId>>> states;  // the history each stands for; none: dead
+  const engine::Backend* asked_for_share = nullptr;         // gets share_percent of the device, its sibling the rest
+  std::int32_t share_percent = 100;
 };
 
 class FakeBackend final : public engine::Backend {
@@ -134,6 +136,15 @@ class FakeBackend final : public engine::Backend {
   }
   void released_states(std::span<const StateId> states) override {
     for (const StateId dead : states) state(dead).reset();
+  }
+  void use_share(std::int32_t percent) override {
+    memory_->asked_for_share = this;
+    memory_->share_percent = percent;
+  }
+  [[nodiscard]] engine::DeviceShare share() const override {
+    if (memory_->asked_for_share == nullptr) return {};
+    const std::int32_t percent = memory_->asked_for_share == this ? memory_->share_percent : 100 - memory_->share_percent;
+    return {.asked_percent = percent, .given_percent = percent};
   }
   [[nodiscard]] const engine::ModelConfig& config() const override { return config_; }
   [[nodiscard]] std::string description() const override { return "fake"; }
