@@ -17,6 +17,7 @@ namespace {
 constexpr std::size_t glances_max = 100;
 constexpr std::size_t finalists_max = 5;
 constexpr std::size_t finalists_per_region = 3;
+constexpr double finalists_apart = 0.8;  // octaves
 constexpr std::size_t hints_max = 2;
 constexpr std::size_t coarse_budgets = 6;
 constexpr std::size_t coarse_places = 3;  // shares, devices and margins that the coarse pass looks at
@@ -164,7 +165,7 @@ class BestSearch {
     if (stopped() || (knobs != incumbent_ && !legal_.contains(knobs)) || !seen_.insert(key_of(knobs)).second) return;
     const Entry looked = study_.glance(knobs, best_attainment_ - hopeless_gap);
     if (looked == nullptr) return;
-    ++candidates_;
+    candidates_ += key_of(knobs) == key_of(incumbent_) ? 0 : 1;  // that one has been counted
     glances_.push_back(looked);
     best_attainment_ = std::max(best_attainment_, looked->forecast.attainment);
   }
@@ -280,14 +281,21 @@ class BestSearch {
     return order;
   }
 
+  /// The best by glance, first those that differ, then what is close to them: five of a kind would tell little more than one.
   std::vector<KnobValues> last_few() const {
     std::vector<KnobValues> result;
-    for (const Entry one : best_of(glances_.size())) {
-      if (result.size() == finalists_max) break;
-      const auto in_region =
-          std::count_if(result.begin(), result.end(), [&](const KnobValues& other) { return same_region(other, one->knobs); });
-      if (key_of(one->knobs) == key_of(incumbent_) || in_region >= static_cast<std::ptrdiff_t>(finalists_per_region)) continue;
-      result.push_back(one->knobs);
+    const std::vector<Entry> order = best_of(glances_.size());
+    for (const double apart : {finalists_apart, 0.0}) {
+      for (const Entry one : order) {
+        if (result.size() == finalists_max) return result;
+        std::size_t in_region = 0;
+        bool close = key_of(one->knobs) == key_of(incumbent_);
+        for (const KnobValues& other : result) {
+          in_region += same_region(other, one->knobs) ? 1 : 0;
+          close = close || other == one->knobs || distance(other, one->knobs) < apart;
+        }
+        if (!close && in_region < finalists_per_region) result.push_back(one->knobs);
+      }
     }
     return result;
   }

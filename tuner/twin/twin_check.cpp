@@ -19,8 +19,10 @@ constexpr std::int32_t judged_min = 10;
 constexpr Duration warm_up_shortest = std::chrono::seconds(20);
 constexpr Duration warm_up_longest = std::chrono::seconds(60);
 
-constexpr double bias_reach = 1.5;   // log: nothing is corrected by more than a factor of 4.5
-constexpr double news_reach = 0.7;   // log, of one window
+constexpr double bias_reach = 1.5;      // log: nothing is corrected by more than a factor of 4.5
+constexpr double news_reach_p50 = 0.7;  // log, of one window
+constexpr double news_reach_p99 = 0.4;
+constexpr double chance_p99 = 0.15;  // log: the third largest of some hundred requests differs by as much for no reason
 constexpr double error_rate = 0.25;  // of the errors' recent mean
 constexpr double rate_first = 0.8;   // of the first window; the second gives half of it, and so on to rate_last
 constexpr double rate_last_p50 = 0.2;
@@ -125,8 +127,11 @@ void Twin::State::learn(const TwinCheck& check, const Window& raw, std::int32_t 
     if (check.measured[i] <= Duration::zero() || uncorrected[i] <= Duration::zero()) continue;
     const bool p50 = i == static_cast<std::size_t>(TwinQuantile::TtftP50) || i == static_cast<std::size_t>(TwinQuantile::ItlP50);
     const double rate = weight * std::max(early, p50 ? rate_last_p50 : rate_last_p99);
-    const double news = log_ratio(check.measured[i], uncorrected[i]) - correction.log_bias[i];
-    const double bias = correction.log_bias[i] + rate * std::clamp(news, -news_reach, news_reach);
+    const double difference = log_ratio(check.measured[i], uncorrected[i]) - correction.log_bias[i];
+    const double chance = p50 ? 0.0 : chance_p99;
+    const double reach = p50 ? news_reach_p50 : news_reach_p99;
+    const double news = std::copysign(std::clamp(std::abs(difference) - chance, 0.0, reach), difference);
+    const double bias = correction.log_bias[i] + rate * news;
     correction.log_bias[i] = std::clamp(bias, -bias_reach, bias_reach);
     const double error = std::abs(log_ratio(check.measured[i], check.predicted[i]));
     correction.error[i] += std::max(early, error_rate) * (error - correction.error[i]);
