@@ -5,129 +5,20 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 #include <system_error>
 
+#include "tuner/journal_database.h"
 #include "tuner/journal_rows.h"
 
 namespace rubato::tuner {
 
 namespace {
 
-constexpr int schema_version = 2;
-constexpr int application_id = 0x52554254;  // "RUBT", so that another program's database is told apart
-constexpr int busy_timeout_milliseconds = 200;
-
-constexpr const char* schema = R"sql(
-CREATE TABLE trials(
-  id INTEGER PRIMARY KEY, number INTEGER NOT NULL, model_key TEXT NOT NULL,
-  ttft_nanoseconds INTEGER NOT NULL, itl_nanoseconds INTEGER NOT NULL, attainment_percent INTEGER NOT NULL,
-  bounds TEXT NOT NULL, knobs TEXT NOT NULL, measured TEXT NOT NULL, outcome TEXT NOT NULL);
-CREATE INDEX trials_by_key ON trials(model_key, ttft_nanoseconds, itl_nanoseconds, attainment_percent, id);
-CREATE TABLE decisions(
-  id INTEGER PRIMARY KEY, time_milliseconds INTEGER NOT NULL, phase INTEGER NOT NULL, trial INTEGER NOT NULL,
-  knobs TEXT, reason TEXT NOT NULL, message TEXT NOT NULL);
-)sql";
-
-struct CloseDatabase {
-  void operator()(sqlite3* database) const { sqlite3_close_v2(database); }
-};
-using Database = std::unique_ptr<sqlite3, CloseDatabase>;
-
-struct FinishStatement {
-  void operator()(sqlite3_stmt* statement) const { sqlite3_finalize(statement); }
-};
-
-/// A prepared statement with its bindings; a failure anywhere shows when it is stepped.
-class Statement {
- public:
-  Statement(sqlite3* database, const char* text) {
-    sqlite3_stmt* raw = nullptr;
-    prepared_ = sqlite3_prepare_v2(database, text, -1, &raw, nullptr) == SQLITE_OK;
-    statement_.reset(raw);
-  }
-  Statement& bind(std::int64_t value) {
-    if (prepared_) sqlite3_bind_int64(statement_.get(), ++bound_, value);
-    return *this;
-  }
-  Statement& bind(const std::string& value) {
-    if (prepared_) {
-      sqlite3_bind_text(statement_.get(), ++bound_, value.data(), static_cast<int>(value.size()), SQLITE_TRANSIENT);
-    }
-    return *this;
-  }
-  Statement& bind_null() {
-    if (prepared_) sqlite3_bind_null(statement_.get(), ++bound_);
-    return *this;
-  }
-  int step() { return prepared_ ? sqlite3_step(statement_.get()) : SQLITE_ERROR; }
-  [[nodiscard]] std::int64_t integer(int column) const { return sqlite3_column_int64(statement_.get(), column); }
-  [[nodiscard]] bool is_null(int column) const { return sqlite3_column_type(statement_.get(), column) == SQLITE_NULL; }
-  [[nodiscard]] std::string text(int column) const {
-    const auto* data = reinterpret_cast<const char*>(sqlite3_column_text(statement_.get(), column));
-    return data ? std::string(data, static_cast<std::size_t>(sqlite3_column_bytes(statement_.get(), column))) : std::string();
-  }
-
- private:
-  std::unique_ptr<sqlite3_stmt, FinishStatement> statement_;
-  bool prepared_ = false;
-  int bound_ = 0;
-};
-
-Result<void> execute(sqlite3* database, const std::string& text) {
-  char* message = nullptr;
-  if (sqlite3_exec(database, text.c_str(), nullptr, nullptr, &message) == SQLITE_OK) return {};
-  const std::string found = message ? message : "unknown error";
-  sqlite3_free(message);
-  return unexpected(ErrorCode::Internal, found);
-}
-
-std::optional<std::int64_t> pragma(sqlite3* database, const char* text) {
-  Statement statement(database, text);
-  if (statement.step() != SQLITE_ROW) return std::nullopt;
-  return statement.integer(0);
-}
-
-/// Why this open database cannot be used as it is; empty when it can. A new file gets its tables here.
-std::string reason_unusable(sqlite3* database) {
-  if (const auto result = execute(database, "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;"); !result) {
-    return result.error().message;
-  }
-  const auto version = pragma(database, "PRAGMA user_version");
-  const auto application = pragma(database, "PRAGMA application_id");
-  if (!version || !application) return "its header cannot be read";
-  const auto tables = pragma(database, "SELECT count(*) FROM sqlite_master");
-  if (!tables) return "its table list cannot be read";
-  if (*version == 0 && *application == 0 && *tables == 0) {
-    const auto made =
-        execute(database, std::string("BEGIN IMMEDIATE;") + schema + "PRAGMA user_version=" + std::to_string(schema_version) +
-                              "; PRAGMA application_id=" + std::to_string(application_id) + "; COMMIT;");
-    return made ? std::string() : made.error().message;
-  }
-  if (*application != application_id) return "it is another program's database";
-  if (*version != schema_version) {
-    return "its schema version is " + std::to_string(*version) + ", this program knows " + std::to_string(schema_version);
-  }
-  Statement check(database, "PRAGMA quick_check(1)");
-  if (check.step() != SQLITE_ROW) return "its integrity cannot be checked";
-  return check.text(0) == "ok" ? std::string() : check.text(0);
-}
-
-struct Opened {
-  Database database;
-  std::string unusable;
-};
-
-Opened open_database(const std::string& path) {
-  sqlite3* raw = nullptr;
-  const int code = sqlite3_open_v2(path.c_str(), &raw, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_NOMUTEX, nullptr);
-  Opened result{Database(raw), {}};
-  if (code != SQLITE_OK) {
-    result.unusable = raw ? sqlite3_errmsg(raw) : "out of memory";
-    return result;
-  }
-  sqlite3_busy_timeout(raw, busy_timeout_milliseconds);
-  result.unusable = reason_unusable(raw);
-  return result;
+/// Held by another process, a full disk and the like: the file is not damaged, and moving it aside would lose what it knows.
+bool is_of_the_place(int code) {
+  return code == SQLITE_BUSY || code == SQLITE_LOCKED || code == SQLITE_FULL || code == SQLITE_READONLY || code == SQLITE_PERM ||
+         code == SQLITE_NOMEM;
 }
 
 /// The database with its write-ahead files, so that a new one does not inherit them.
@@ -137,6 +28,11 @@ std::string move_aside(const std::string& path) {
   if (error) return error.message();
   for (const char* suffix : {"-wal", "-shm"}) std::filesystem::remove(path + suffix, error);
   return {};
+}
+
+template <class Value>
+std::optional<std::string> row_or_nothing(const std::optional<Value>& value) {
+  return value ? std::optional(to_row(*value)) : std::nullopt;
 }
 
 }  // namespace
@@ -155,15 +51,14 @@ Journal::Journal(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Journal::~Journal() = default;
 
 Result<std::unique_ptr<Journal>> Journal::open(const std::string& path, const JournalOptions& options) {
-  Opened opened = open_database(path);
+  OpenedDatabase opened = open_database(path);
   std::string cold_start;
   if (!opened.unusable.empty()) {
     const std::string first = opened.unusable;
-    // A file that another process holds is not damaged; moving it aside would take that process's journal away.
-    const int code = opened.database ? sqlite3_errcode(opened.database.get()) : SQLITE_NOMEM;
+    const int code = opened.code;
     opened.database.reset();
     std::error_code error;
-    if (code == SQLITE_BUSY || code == SQLITE_LOCKED || !std::filesystem::is_regular_file(path, error)) {
+    if (is_of_the_place(code) || !std::filesystem::is_regular_file(path, error)) {
       return unexpected(ErrorCode::Internal, path + ": cannot open the journal: " + first);
     }
     if (const std::string problem = move_aside(path); !problem.empty()) {
@@ -182,6 +77,19 @@ Result<std::unique_ptr<Journal>> Journal::open(const std::string& path, const Jo
   return std::unique_ptr<Journal>(new Journal(std::move(state)));
 }
 
+Result<std::unique_ptr<Journal>> Journal::open_existing(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) return unexpected(ErrorCode::NotFound, path + ": there is no journal");
+  if (!std::filesystem::is_regular_file(path, error)) return unexpected(ErrorCode::InvalidArgument, path + ": it is no file");
+  OpenedDatabase opened = open_database_to_read(path);
+  if (!opened.unusable.empty()) {
+    return unexpected(ErrorCode::Internal, path + ": the journal cannot be read: " + opened.unusable);
+  }
+  auto state = std::make_unique<State>();
+  state->database = std::move(opened.database);
+  return std::unique_ptr<Journal>(new Journal(std::move(state)));
+}
+
 const std::string& Journal::cold_start_reason() const {
   return state_->cold_start_reason;
 }
@@ -190,10 +98,11 @@ Result<void> Journal::record(const JournalTrial& entry) {
   sqlite3* database = state_->database.get();
   Statement insert(database,
                    "INSERT INTO trials(number, model_key, ttft_nanoseconds, itl_nanoseconds, attainment_percent, bounds, knobs, "
-                   "measured, outcome) VALUES(?,?,?,?,?,?,?,?,?)");
+                   "measured, outcome, source, expected, ended_seconds) VALUES(?,?,?,?,?,?,?,?,?,?,?,?)");
   insert.bind(entry.trial.number).bind(entry.model_key).bind(entry.objectives.ttft.count()).bind(entry.objectives.itl.count());
   insert.bind(std::int64_t{entry.objectives.attainment}).bind(to_row(entry.bounds)).bind(to_row(entry.trial.knobs));
-  insert.bind(to_row(entry.trial.window)).bind(entry.trial.outcome);
+  insert.bind(to_row(entry.trial.window)).bind(entry.trial.outcome).bind(entry.trial.source);
+  insert.bind(row_or_nothing(entry.trial.expected)).bind(entry.trial.ended);
   if (insert.step() != SQLITE_DONE) return state_->failed("a trial was not recorded");
   Statement prune(database, "DELETE FROM trials WHERE id <= (SELECT max(id) FROM trials) - ?");
   prune.bind(state_->options.trials_max);
@@ -204,15 +113,12 @@ Result<void> Journal::record(const JournalDecision& entry) {
   sqlite3* database = state_->database.get();
   const Decision& decision = entry.decision;
   Statement insert(database,
-                   "INSERT INTO decisions(time_milliseconds, phase, trial, knobs, reason, message) VALUES(?,?,?,?,?,?)");
-  insert.bind(entry.time).bind(static_cast<std::int64_t>(decision.phase));
-  insert.bind(std::int64_t{decision.trial ? 1 : 0});
-  if (decision.apply) {
-    insert.bind(to_row(*decision.apply));
-  } else {
-    insert.bind_null();
-  }
-  insert.bind(decision.reason).bind(decision.message);
+                   "INSERT INTO decisions(time_milliseconds, phase, trial, knobs, reason, message, trial_number, source, seen, "
+                   "expected, expected_incumbent) VALUES(?,?,?,?,?,?,?,?,?,?,?)");
+  insert.bind(entry.time).bind(static_cast<std::int64_t>(decision.phase)).bind(std::int64_t{decision.trial ? 1 : 0});
+  insert.bind(row_or_nothing(decision.apply)).bind(decision.reason).bind(decision.message);
+  insert.bind(decision.trial_number).bind(decision.source).bind(row_or_nothing(decision.seen));
+  insert.bind(row_or_nothing(decision.expected)).bind(row_or_nothing(decision.expected_incumbent));
   if (insert.step() != SQLITE_DONE) return state_->failed("a decision was not recorded");
   Statement prune(database, "DELETE FROM decisions WHERE id <= (SELECT max(id) FROM decisions) - ?");
   prune.bind(state_->options.decisions_max);
@@ -222,8 +128,8 @@ Result<void> Journal::record(const JournalDecision& entry) {
 Result<std::vector<JournalTrial>> Journal::trials(const std::string& model_key, const ObjectivesSpec& objectives,
                                                   std::int64_t count_max) const {
   Statement query(state_->database.get(),
-                  "SELECT number, bounds, knobs, measured, outcome FROM trials WHERE model_key=? AND ttft_nanoseconds=? AND "
-                  "itl_nanoseconds=? AND attainment_percent=? ORDER BY id DESC LIMIT ?");
+                  "SELECT number, bounds, knobs, measured, outcome, source, expected, ended_seconds FROM trials WHERE "
+                  "model_key=? AND ttft_nanoseconds=? AND itl_nanoseconds=? AND attainment_percent=? ORDER BY id DESC LIMIT ?");
   query.bind(model_key).bind(objectives.ttft.count()).bind(objectives.itl.count());
   query.bind(std::int64_t{objectives.attainment}).bind(std::max<std::int64_t>(0, count_max));
   std::vector<JournalTrial> result;
@@ -233,7 +139,13 @@ Result<std::vector<JournalTrial>> Journal::trials(const std::string& model_key, 
     const auto knobs = knobs_from_row(query.text(2));
     const auto window = window_from_row(query.text(3));
     if (!bounds || !knobs || !window) continue;
-    result.push_back({.trial = {.number = query.integer(0), .knobs = *knobs, .window = *window, .outcome = query.text(4)},
+    result.push_back({.trial = {.number = query.integer(0),
+                                .knobs = *knobs,
+                                .window = *window,
+                                .outcome = query.text(4),
+                                .source = query.text(5),
+                                .expected = expected_from_row(query.text(6)),
+                                .ended = query.integer(7)},
                       .model_key = model_key,
                       .objectives = objectives,
                       .bounds = *bounds});
@@ -243,10 +155,11 @@ Result<std::vector<JournalTrial>> Journal::trials(const std::string& model_key, 
   return result;
 }
 
-Result<std::vector<JournalDecision>> Journal::decisions(std::int64_t count_max) const {
+Result<std::vector<JournalDecision>> Journal::decisions(const DecisionFilter& filter) const {
   Statement query(state_->database.get(),
-                  "SELECT time_milliseconds, phase, trial, knobs, reason, message FROM decisions ORDER BY id DESC LIMIT ?");
-  query.bind(std::max<std::int64_t>(0, count_max));
+                  "SELECT time_milliseconds, phase, trial, knobs, reason, message, trial_number, source, seen, expected, "
+                  "expected_incumbent FROM decisions WHERE time_milliseconds >= ? ORDER BY id DESC LIMIT ?");
+  query.bind(filter.since).bind(std::max<std::int64_t>(0, filter.count_max));
   std::vector<JournalDecision> result;
   int code = query.step();
   for (; code == SQLITE_ROW; code = query.step()) {
@@ -256,9 +169,14 @@ Result<std::vector<JournalDecision>> Journal::decisions(std::int64_t count_max) 
     one.time = query.integer(0);
     one.decision.phase = static_cast<Phase>(phase);
     one.decision.trial = query.integer(2) != 0;
-    if (!query.is_null(3)) one.decision.apply = knobs_from_row(query.text(3));
+    one.decision.apply = knobs_from_row(query.text(3));
     one.decision.reason = query.text(4);
     one.decision.message = query.text(5);
+    one.decision.trial_number = query.integer(6);
+    one.decision.source = query.text(7);
+    one.decision.seen = window_from_row(query.text(8));
+    one.decision.expected = expected_from_row(query.text(9));
+    one.decision.expected_incumbent = expected_from_row(query.text(10));
     result.push_back(std::move(one));
   }
   if (code != SQLITE_DONE) return Unexpected(state_->failed("decisions cannot be read").error());
@@ -266,8 +184,67 @@ Result<std::vector<JournalDecision>> Journal::decisions(std::int64_t count_max) 
   return result;
 }
 
+Result<void> Journal::keep_regimes(const std::string& model_key, std::span<const Regime> regimes) {
+  sqlite3* database = state_->database.get();
+  Transaction transaction(database);
+  if (!transaction.begun()) return state_->failed("regimes were not kept");
+  Statement clear(database, "DELETE FROM regimes WHERE model_key=?");
+  if (clear.bind(model_key).step() != SQLITE_DONE) return state_->failed("old regimes were not removed");
+  for (const Regime& regime : regimes) {
+    Statement insert(database,
+                     "INSERT INTO regimes(model_key, number, ttft_nanoseconds, itl_nanoseconds, attainment_percent, load, knobs, "
+                     "evidence, visits, last_seen_seconds, measured_seconds) VALUES(?,?,?,?,?,?,?,?,?,?,?)");
+    insert.bind(model_key).bind(regime.number).bind(regime.objectives.ttft.count()).bind(regime.objectives.itl.count());
+    insert.bind(std::int64_t{regime.objectives.attainment}).bind(to_row(regime.load)).bind(to_row(regime.best));
+    insert.bind(to_row(regime.evidence)).bind(std::int64_t{regime.visits}).bind(regime.last_seen).bind(regime.measured);
+    if (insert.step() != SQLITE_DONE) return state_->failed("a regime was not kept");
+  }
+  Statement prune(database, "DELETE FROM regimes WHERE id NOT IN (SELECT id FROM regimes ORDER BY id DESC LIMIT ?)");
+  if (prune.bind(state_->options.regimes_max).step() != SQLITE_DONE) return state_->failed("old regimes were not removed");
+  return transaction.commit() ? Result<void>() : state_->failed("regimes were not kept");
+}
+
+Result<std::vector<Regime>> Journal::regimes(const std::string& model_key) const {
+  Statement query(state_->database.get(),
+                  "SELECT number, ttft_nanoseconds, itl_nanoseconds, attainment_percent, load, knobs, evidence, visits, "
+                  "last_seen_seconds, measured_seconds FROM regimes WHERE model_key=? ORDER BY id LIMIT ?");
+  query.bind(model_key).bind(state_->options.regimes_max);
+  std::vector<Regime> result;
+  int code = query.step();
+  for (; code == SQLITE_ROW; code = query.step()) {
+    const auto load = load_from_row(query.text(4));
+    const auto knobs = knobs_from_row(query.text(5));
+    const auto evidence = evidence_from_row(query.text(6));
+    const std::int64_t attainment = query.integer(3);
+    const std::int64_t visits = query.integer(7);
+    if (!load || !knobs || !evidence || query.integer(1) <= 0 || query.integer(2) <= 0) continue;
+    if (attainment < 1 || attainment > 100 || visits < 1 || visits > std::numeric_limits<std::int32_t>::max()) continue;
+    result.push_back({.number = query.integer(0),
+                      .load = *load,
+                      .best = *knobs,
+                      .evidence = *evidence,
+                      .objectives = {.ttft = Duration(query.integer(1)),
+                                     .itl = Duration(query.integer(2)),
+                                     .attainment = static_cast<std::int32_t>(attainment)},
+                      .visits = static_cast<std::int32_t>(visits),
+                      .last_seen = query.integer(8),
+                      .measured = query.integer(9)});
+  }
+  if (code != SQLITE_DONE) return Unexpected(state_->failed("regimes cannot be read").error());
+  return result;
+}
+
+Result<std::vector<std::string>> Journal::regime_models() const {
+  Statement query(state_->database.get(), "SELECT model_key FROM regimes GROUP BY model_key ORDER BY max(id) DESC");
+  std::vector<std::string> result;
+  int code = query.step();
+  for (; code == SQLITE_ROW; code = query.step()) result.push_back(query.text(0));
+  if (code != SQLITE_DONE) return Unexpected(state_->failed("models cannot be read").error());
+  return result;
+}
+
 std::int64_t Journal::last_trial_number() const {
-  return pragma(state_->database.get(), "SELECT coalesce(max(number), 0) FROM trials").value_or(0);
+  return number_from(state_->database.get(), "SELECT coalesce(max(number), 0) FROM trials").value_or(0);
 }
 
 }  // namespace rubato::tuner

@@ -35,14 +35,26 @@ struct JournalDecision {
 struct JournalOptions {
   std::int64_t trials_max = 4096;  // rows kept; the oldest go first
   std::int64_t decisions_max = 8192;
+  std::int64_t regimes_max = 4096;  // of all models together; those of the models that were kept longest ago go first
 };
 
-/// Not thread-safe. No call throws.
+/// Which decisions to read.
+struct DecisionFilter {
+  std::int64_t since = 0;         // milliseconds since 1970; those of unknown time (0) only when this is 0
+  std::int64_t count_max = 1000;  // the newest
+};
+
+/// Not thread-safe. No call throws. One process writes; others may read beside it (open_existing).
 class Journal {
  public:
-  /// Creates the file when there is none (its folder must exist). An unreadable, truncated, foreign or newer file is renamed to
-  /// PATH.damaged (replacing an earlier one) and cold_start_reason() tells why; an error only when no file can be written at all.
+  /// Creates the file when there is none (its folder must exist), and brings one of an earlier version up to date in place. An
+  /// unreadable, truncated, foreign or newer file is renamed to PATH.damaged (replacing an earlier one) and cold_start_reason()
+  /// tells why; an error only when no file can be written at all.
   static Result<std::unique_ptr<Journal>> open(const std::string& path, const JournalOptions& options = {});
+
+  /// For reading alone, also while another process writes: never creates, moves aside or migrates; what record() and
+  /// keep_regimes() would write is refused. NotFound where there is no file; other errors say what is wrong with it.
+  static Result<std::unique_ptr<Journal>> open_existing(const std::string& path);
   ~Journal();
 
   /// Empty unless a damaged file was moved aside.
@@ -55,13 +67,14 @@ class Journal {
   [[nodiscard]] Result<std::vector<JournalTrial>> trials(const std::string& model_key, const ObjectivesSpec& objectives,
                                                          std::int64_t count_max) const;
 
-  /// The newest `count_max` decisions, oldest first.
-  [[nodiscard]] Result<std::vector<JournalDecision>> decisions(std::int64_t count_max) const;
+  /// Oldest first. Rows that cannot be read are skipped; parts of a record that cannot be read are empty.
+  [[nodiscard]] Result<std::vector<JournalDecision>> decisions(const DecisionFilter& filter) const;
 
-  /// Replaces all regimes of this model.
+  /// Replaces all regimes of this model, or changes nothing.
   Result<void> keep_regimes(const std::string& model_key, std::span<const Regime> regimes);
+  /// In the order in which they were given. Rows that cannot be read are skipped.
   [[nodiscard]] Result<std::vector<Regime>> regimes(const std::string& model_key) const;
-  /// Models that have regimes on file.
+  /// Models that have regimes on file, the one kept last first.
   [[nodiscard]] Result<std::vector<std::string>> regime_models() const;
 
   /// Largest trial number on file, 0 when empty: numbering goes on from there.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tuner/journal_rows.h"
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "tuner/evidence.h"
@@ -108,6 +109,28 @@ std::string to_row(const Window& window) {
       .dump();
 }
 
+std::string to_row(const ExpectedOutcome& expected) {
+  return Json{{"attainment", expected.attainment},    {"attainmentSpread", expected.attainment_spread},
+              {"ttftP50", expected.ttft_p50.count()}, {"ttftP99", expected.ttft_p99.count()},
+              {"itlP50", expected.itl_p50.count()},   {"itlP99", expected.itl_p99.count()}}
+      .dump();
+}
+
+std::string to_row(const RegimeLoad& load) {
+  return Json{{"rateLog2", load.features.rate},
+              {"promptLog2", load.features.prompt},
+              {"outputLog2", load.features.output},
+              {"burstiness", load.burstiness}}
+      .dump();
+}
+
+std::string to_row(const Evidence& evidence) {
+  return Json{{"windows", evidence.windows},        {"judged", evidence.judged},        {"good", evidence.good},
+              {"ttftMisses", evidence.ttft_misses}, {"itlMisses", evidence.itl_misses}, {"ttftExcess", evidence.ttft_excess},
+              {"itlExcess", evidence.itl_excess},   {"saturated", evidence.saturated},  {"draining", evidence.draining}}
+      .dump();
+}
+
 // Rows of before there were reservation and prefillDevices lack them; what was then done is what their defaults do.
 std::optional<KnobValues> knobs_from_row(const std::string& text) {
   return guarded(text, [](const Json& json) {
@@ -165,6 +188,58 @@ std::optional<Window> window_from_row(const std::string& text) {
   // A row that makes no sense as a window (a bit flip that is still JSON) must not teach anything.
   if (window && !contradiction(*window).empty()) return std::nullopt;
   return window;
+}
+
+std::optional<ExpectedOutcome> expected_from_row(const std::string& text) {
+  auto expected = guarded(text, [](const Json& json) {
+    return ExpectedOutcome{.attainment = json.at("attainment").get<double>(),
+                           .attainment_spread = json.at("attainmentSpread").get<double>(),
+                           .ttft_p50 = nanoseconds(json.at("ttftP50")),
+                           .ttft_p99 = nanoseconds(json.at("ttftP99")),
+                           .itl_p50 = nanoseconds(json.at("itlP50")),
+                           .itl_p99 = nanoseconds(json.at("itlP99"))};
+  });
+  if (expected && !(expected->attainment >= 0 && expected->attainment <= 1 && expected->attainment_spread >= 0)) {
+    return std::nullopt;
+  }
+  return expected;
+}
+
+std::optional<RegimeLoad> load_from_row(const std::string& text) {
+  auto load = guarded(text, [](const Json& json) {
+    return RegimeLoad{.features = {.rate = json.at("rateLog2").get<double>(),
+                                   .prompt = json.at("promptLog2").get<double>(),
+                                   .output = json.at("outputLog2").get<double>()},
+                      .burstiness = json.at("burstiness").get<double>()};
+  });
+  constexpr double log2_max = 30;  // as the means of a window are bounded
+  if (!load || !(load->burstiness >= 0 && load->burstiness <= 1e9)) return std::nullopt;
+  for (const double feature : {load->features.rate, load->features.prompt, load->features.output}) {
+    if (!(std::abs(feature) <= log2_max)) return std::nullopt;
+  }
+  return load;
+}
+
+std::optional<Evidence> evidence_from_row(const std::string& text) {
+  auto evidence = guarded(text, [](const Json& json) {
+    return Evidence{.windows = json.at("windows").get<std::int32_t>(),
+                    .judged = json.at("judged").get<std::int32_t>(),
+                    .good = json.at("good").get<std::int32_t>(),
+                    .ttft_misses = json.at("ttftMisses").get<std::int32_t>(),
+                    .itl_misses = json.at("itlMisses").get<std::int32_t>(),
+                    .ttft_excess = json.at("ttftExcess").get<double>(),
+                    .itl_excess = json.at("itlExcess").get<double>(),
+                    .saturated = json.at("saturated").get<bool>(),
+                    .draining = json.at("draining").get<bool>()};
+  });
+  if (!evidence) return std::nullopt;
+  for (const std::int32_t count : {evidence->good, evidence->ttft_misses, evidence->itl_misses}) {
+    if (count < 0 || count > evidence->judged) return std::nullopt;
+  }
+  if (evidence->windows < 0 || !(std::abs(evidence->ttft_excess) < 1e3 && std::abs(evidence->itl_excess) < 1e3)) {
+    return std::nullopt;
+  }
+  return evidence;
 }
 
 }  // namespace rubato::tuner

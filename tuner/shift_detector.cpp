@@ -25,8 +25,8 @@ constexpr double scatter_min = 0.4;
 constexpr double scatter_max = 6.0;
 
 constexpr std::size_t attainment_track = 3;
-constexpr std::array<const char*, 4> feature_names{"arrival rate", "prompt length", "output length", "attainment"};
-constexpr std::array<const char*, 4> feature_units{"per second", "tokens", "tokens", "%"};
+constexpr std::array<const char*, 5> feature_names{"arrival rate", "prompt length", "output length", "attainment", "burstiness"};
+constexpr std::array<const char*, 5> feature_units{" per second", " tokens", " tokens", " %", ""};
 
 double in_own_unit(std::size_t track, double value) {
   if (track != attainment_track) return std::exp(value);
@@ -38,7 +38,7 @@ double in_own_unit(std::size_t track, double value) {
 
 std::string Shift::text() const {
   const auto index = std::find(feature_names.begin(), feature_names.end(), feature) - feature_names.begin();
-  return feature + " moved from " + decimal(before) + " to " + decimal(after) + " " +
+  return feature + " moved from " + decimal(before) + " to " + decimal(after) +
          feature_units[std::min<std::size_t>(static_cast<std::size_t>(index), feature_units.size() - 1)];
 }
 

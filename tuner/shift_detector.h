@@ -15,8 +15,8 @@ namespace rubato::tuner {
 
 /// What moved, and from where to where.
 struct Shift {
-  std::string feature;  // "arrival rate", "prompt length", "output length", "attainment"
-  double before = 0;    // in the feature's own unit: per second, tokens, percent
+  std::string feature;  // "arrival rate", "prompt length", "output length", "attainment", "burstiness"
+  double before = 0;    // in the feature's own unit: per second, tokens, percent, e-folds between intervals
   double after = 0;
   /// What clients send has changed, not only how well they are served.
   [[nodiscard]] bool of_load() const { return feature != "attainment"; }
