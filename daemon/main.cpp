@@ -6,8 +6,11 @@
 #include <vector>
 
 #include "daemon/daemon.h"
+#include "daemon/explain.h"
 #include "daemon/logging.h"
 #include "daemon/options.h"
+#include "daemon/plan.h"
+#include "daemon/regimes_command.h"
 #include "daemon/version.h"
 #include "manifests/schema.h"
 
@@ -21,7 +24,7 @@ int main(int argument_count, char** arguments) {
     }
     switch (options->action) {
       case rubato::Action::ShowHelp:
-        std::fputs(rubato::usage_text().c_str(), stdout);
+        std::fputs(rubato::usage_text(options->command).c_str(), stdout);
         return 0;
       case rubato::Action::ShowSchema:
         std::printf("%s\n", rubato::engine_schema().dump(2).c_str());
@@ -33,6 +36,14 @@ int main(int argument_count, char** arguments) {
         return rubato::check(*options);
       case rubato::Action::CheckExactness:
         return rubato::check_exactness(*options);
+      case rubato::Action::Explain:
+        return rubato::explain(*options);
+      case rubato::Action::Plan:
+        return rubato::plan(*options);
+      case rubato::Action::ExportRegimes:
+        return rubato::export_regimes_command(*options);
+      case rubato::Action::ImportRegimes:
+        return rubato::import_regimes_command(*options);
       case rubato::Action::Serve:
         rubato::start_logging(options->log_format);
         return rubato::serve(*options);

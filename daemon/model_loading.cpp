@@ -228,13 +228,16 @@ Result<engine::ExactnessReport> check_model_exactness(LoadedModel& model,
 }
 
 std::string model_key(const EngineSpec& spec, const LoadedModel& model) {
-  const engine::ModelConfig& config = model.plan.config;
-  const std::string source = spec.model.synthetic ? "synthetic" : std::filesystem::path(spec.model.path).filename().string();
   const std::size_t devices = spec.devices.size();
   const std::string lanes = devices > 1 ? fmt::format("/{} devices", devices) : "";
-  return fmt::format("{}/{}/h{}l{}f{}v{}/{}/{}{}", source, config.architecture, config.hidden_size, config.layers,
-                     config.feed_forward, config.vocabulary, to_string(model.plan.dtype), model.backends.front()->description(),
-                     lanes);
+  return model_key_stem(spec, model.plan) + model.backends.front()->description() + lanes;
+}
+
+std::string model_key_stem(const EngineSpec& spec, const ModelPlan& plan) {
+  const engine::ModelConfig& config = plan.config;
+  const std::string source = spec.model.synthetic ? "synthetic" : std::filesystem::path(spec.model.path).filename().string();
+  return fmt::format("{}/{}/h{}l{}f{}v{}/{}/", source, config.architecture, config.hidden_size, config.layers,
+                     config.feed_forward, config.vocabulary, to_string(plan.dtype));
 }
 
 }  // namespace rubato

@@ -58,5 +58,7 @@ struct LoadedModel {
 
 /// Identifies model, dtype, backend and devices, so that the tuner's journal never reuses evidence from another one.
 [[nodiscard]] std::string model_key(const EngineSpec& spec, const LoadedModel& model);
+/// What every such key of this model begins with, whatever it is loaded on.
+[[nodiscard]] std::string model_key_stem(const EngineSpec& spec, const ModelPlan& plan);
 
 }  // namespace rubato

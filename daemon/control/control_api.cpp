@@ -7,45 +7,14 @@
 #include "daemon/control/dashboard.h"
 #include "daemon/control/discovery.h"
 #include "daemon/control/health.h"
-#include "daemon/control/selector.h"
+#include "daemon/control/object_query.h"
+#include "daemon/control/trials.h"
 
 namespace rubato::control {
 namespace {
 
 constexpr std::string_view engines_path = "/apis/rubato.dev/v1alpha1/engines";
-
-std::string query_of(const http::Request& request, std::string_view key) {
-  const auto found = request.query.find(key);
-  return found == request.query.end() ? std::string() : found->second;
-}
-
-enum class Wanted : std::uint8_t { Json, Table, Nothing };
-
-/// The first media type of the Accept header that can be served. kubectl lists tables first and falls back to plain JSON.
-Wanted wanted_form(const http::Request& request) {
-  std::string accept(request.header("accept"));
-  accept.erase(std::remove(accept.begin(), accept.end(), ' '), accept.end());
-  if (accept.empty()) return Wanted::Json;
-  std::string_view rest = accept;
-  while (!rest.empty()) {
-    const auto comma = rest.find(',');
-    const std::string_view type = rest.substr(0, comma);
-    rest = comma == std::string_view::npos ? std::string_view() : rest.substr(comma + 1);
-    const std::string_view media = type.substr(0, type.find(';'));
-    if (media != "application/json" && media != "*/*" && media != "application/*") continue;
-    if (type.find(";as=") == std::string_view::npos) return Wanted::Json;
-    if (type.find(";as=Table") != std::string_view::npos && type.find(";v=v1;") != std::string_view::npos) return Wanted::Table;
-  }
-  return Wanted::Nothing;
-}
-
-std::optional<IncludeObject> include_object(const http::Request& request) {
-  const std::string wanted = query_of(request, "includeObject");
-  if (wanted.empty() || wanted == "Metadata") return IncludeObject::Metadata;
-  if (wanted == "Object") return IncludeObject::Object;
-  if (wanted == "None") return IncludeObject::None;
-  return std::nullopt;
-}
+constexpr std::string_view trials_path = "/apis/rubato.dev/v1alpha1/trials";
 
 std::string media_type(const http::Request& request) {
   const std::string_view whole = request.header("content-type");
@@ -110,47 +79,6 @@ std::variant<PatchRequest, StatusError> read_patch(const http::Request& request)
   return patch;
 }
 
-std::optional<std::string> text_at(const Json& object, std::string_view dotted) {
-  const Json* at = &object;
-  while (!dotted.empty()) {
-    const auto dot = dotted.find('.');
-    const auto found = at->is_object() ? at->find(dotted.substr(0, dot)) : at->end();
-    if (!at->is_object() || found == at->end()) return std::nullopt;
-    at = &*found;
-    dotted = dot == std::string_view::npos ? std::string_view() : dotted.substr(dot + 1);
-  }
-  return at->is_string() ? std::optional(at->get<std::string>()) : std::nullopt;
-}
-
-/// Keeps of items what fieldSelector asks for; fields are compared as texts and an absent one is the empty text.
-std::optional<StatusError> apply_field_selector(const http::Request& request, std::span<const std::string_view> known,
-                                                std::vector<Json>& items) {
-  const auto selector = parse_selector(query_of(request, "fieldSelector"));
-  if (!selector) return bad_request(selector.error().message);
-  for (const auto& requirement : *selector) {
-    if (std::find(known.begin(), known.end(), requirement.key) == known.end()) {
-      return bad_request("field label not supported: " + requirement.key);
-    }
-  }
-  std::erase_if(items, [&](const Json& item) {
-    return !matches(*selector, [&](const std::string& key) { return std::optional(text_at(item, key).value_or("")); });
-  });
-  return std::nullopt;
-}
-
-std::optional<StatusError> apply_label_selector(const http::Request& request, std::vector<Json>& items) {
-  const auto selector = parse_selector(query_of(request, "labelSelector"));
-  if (!selector) return bad_request(selector.error().message);
-  std::erase_if(items, [&](const Json& item) {
-    const Json& metadata = item["metadata"];
-    return !matches(*selector, [&](const std::string& key) -> std::optional<std::string> {
-      if (!metadata.contains("labels") || !metadata["labels"].contains(key)) return std::nullopt;
-      return metadata["labels"][key].get<std::string>();
-    });
-  });
-  return std::nullopt;
-}
-
 Json event_table(const std::vector<Json>& events, WallTime now) {
   Json table{{"kind", "Table"},
              {"apiVersion", "meta.k8s.io/v1"},
@@ -198,19 +126,13 @@ http::Response ControlApi::error_response(int status, std::string message) {
 
 http::Response ControlApi::list_engines(const http::Request& request) const {
   static constexpr std::array<std::string_view, 1> fields{"metadata.name"};
-  const Wanted wanted = wanted_form(request);
-  if (wanted == Wanted::Nothing) return to_response(not_acceptable());
-  if (const std::string watch = query_of(request, "watch"); !watch.empty() && watch != "false" && watch != "0") {
-    return error_response(405, "watch is not served");
-  }
-  const auto include = include_object(request);
-  if (!include) return to_response(bad_request("includeObject must be None, Metadata or Object"));
+  if (auto error = unserved_list(request)) return to_response(*error);
   EngineSnapshot engine = reconciler_.engine();
   std::vector<Json> items{std::move(engine.object)};
   if (auto error = apply_field_selector(request, fields, items)) return to_response(*error);
   if (auto error = apply_label_selector(request, items)) return to_response(*error);
-  if (wanted == Wanted::Table)
-    return json_response(engine_table(items, engine.resource_version, *include, options_.wall_clock()));
+  if (wanted_form(request) == Wanted::Table)
+    return json_response(engine_table(items, engine.resource_version, *include_object(request), options_.wall_clock()));
   return json_response(engine_list(items, engine.resource_version));
 }
 
@@ -243,6 +165,38 @@ http::Response ControlApi::patch_engine(const http::Request& request, const std:
                                 : json_response(answer.engine.object);
   for (const auto& warning : answer.warnings) response.headers.emplace_back("Warning", warning_header(warning));
   return response;
+}
+
+http::Response ControlApi::list_trials(const http::Request& request) const {
+  if (auto error = unserved_list(request)) return to_response(*error);
+  std::vector<Json> items = trial_objects(reconciler_.tuning_report().trials, identity());
+  if (auto error = apply_field_selector(request, trial_fields, items)) return to_response(*error);
+  if (auto error = apply_label_selector(request, items)) return to_response(*error);
+  if (wanted_form(request) == Wanted::Table)
+    return json_response(trial_table(items, *include_object(request), options_.wall_clock()));
+  return json_response(trial_list(std::move(items)));
+}
+
+http::Response ControlApi::get_trial(const http::Request& request, const std::string& name) const {
+  if (auto error = unserved_list(request)) return to_response(*error);
+  std::vector<Json> items = trial_objects(reconciler_.tuning_report().trials, identity());
+  std::erase_if(items, [&](const Json& trial) { return trial["metadata"]["name"] != name; });
+  if (items.empty()) return to_response(trial_not_found(name));
+  if (wanted_form(request) == Wanted::Table)
+    return json_response(trial_table(items, *include_object(request), options_.wall_clock()));
+  return json_response(items.front());
+}
+
+http::Response ControlApi::get_regimes(const http::Request& request, const std::string& name) const {
+  if (wanted_form(request) == Wanted::Nothing) return to_response(not_acceptable());
+  if (name != reconciler_.name()) return to_response(not_found(name));
+  const TuningReport report = reconciler_.tuning_report();
+  return json_response(Json::parse(tuner::regimes_to_json(report.regimes, report.model_key)));
+}
+
+EngineIdentity ControlApi::identity() const {
+  const Json metadata = reconciler_.engine().object["metadata"];
+  return {.name = metadata["name"], .uid = metadata["uid"]};
 }
 
 http::Response ControlApi::list_events(const http::Request& request, const std::string& name_space) const {
@@ -302,6 +256,14 @@ void ControlApi::add_routes(http::Router& router) const {
   }
   add_route(router, "PATCH", engines + "/{name}",
             [api](const auto& request, const auto& parameters) { return api.patch_engine(request, parameters.at("name")); });
+
+  get(engines + "/{name}/regimes",
+      [api](const auto& request, const auto& parameters) { return api.get_regimes(request, parameters.at("name")); });
+
+  const std::string trials(trials_path);
+  get(trials, [api](const auto& request, const auto&) { return api.list_trials(request); });
+  get(trials + "/{name}",
+      [api](const auto& request, const auto& parameters) { return api.get_trial(request, parameters.at("name")); });
 
   get("/api/v1/events", [api](const auto& request, const auto&) { return api.list_events(request, ""); });
   get("/api/v1/namespaces/{namespace}/events",

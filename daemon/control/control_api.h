@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The control port's table of routes: probes, metrics, discovery, the Engine object, events and the dashboard. It turns HTTP into
-// calls of the Reconciler and back; what a change means is decided there.
+// The control port's table of routes: probes, metrics, discovery, the Engine object, trials, events and the dashboard. It turns
+// HTTP into calls of the Reconciler and back; what a change means is decided there.
 #pragma once
 
 #include <functional>
 #include <string>
 
 #include "daemon/control/reconciler.h"
+#include "daemon/control/trials.h"
 #include "daemon/http/router.h"
 #include "daemon/metrics/metrics.h"
 
@@ -36,6 +37,10 @@ class ControlApi {
   [[nodiscard]] http::Response list_engines(const http::Request& request) const;
   [[nodiscard]] http::Response get_engine(const http::Request& request, const std::string& name) const;
   [[nodiscard]] http::Response patch_engine(const http::Request& request, const std::string& name) const;
+  [[nodiscard]] http::Response list_trials(const http::Request& request) const;
+  [[nodiscard]] http::Response get_trial(const http::Request& request, const std::string& name) const;
+  [[nodiscard]] http::Response get_regimes(const http::Request& request, const std::string& name) const;
+  [[nodiscard]] EngineIdentity identity() const;
   [[nodiscard]] http::Response list_events(const http::Request& request, const std::string& name_space) const;
 
   Reconciler& reconciler_;

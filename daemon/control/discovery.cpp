@@ -2,6 +2,7 @@
 #include "daemon/control/discovery.h"
 
 #include "daemon/control/status_error.h"
+#include "daemon/control/trials.h"
 
 namespace rubato::control {
 
@@ -41,10 +42,20 @@ Json discovery_resources() {
                     {"namespaced", false},
                     {"kind", engine_kind},
                     {"verbs", Json::array({"get"})}};
+  const Json regimes{{"name", std::string(engine_plural) + "/regimes"},
+                     {"singularName", ""},
+                     {"namespaced", false},
+                     {"kind", "RegimeList"},
+                     {"verbs", Json::array({"get"})}};
+  const Json trials{{"name", trial_plural},
+                    {"singularName", "trial"},
+                    {"namespaced", false},
+                    {"kind", trial_kind},
+                    {"verbs", Json::array({"get", "list"})}};
   return {{"kind", "APIResourceList"},
           {"apiVersion", "v1"},
           {"groupVersion", api_version},
-          {"resources", Json::array({engines, status})}};
+          {"resources", Json::array({engines, status, regimes, trials})}};
 }
 
 Json core_versions() {

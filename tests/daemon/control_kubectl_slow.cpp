@@ -122,6 +122,25 @@ TEST_P(KubectlTest, lists_gets_patches_and_describes_the_engine) {
   EXPECT_EQ(kubectl("get --raw /readyz").output, "ok");
 }
 
+TEST_P(KubectlTest, lists_and_gets_trials_and_changes_none) {
+  tuner::Trial trial{.number = 17, .knobs = {.max_num_batched_tokens = 256}, .window = {}, .outcome = "Incumbent"};
+  trial.source = "Twin";
+  trial.expected = tuner::ExpectedOutcome{.attainment = 0.985, .attainment_spread = 0.012};
+  trial.window.judged = trial.window.good = 160;
+  trial.ended = std::chrono::duration_cast<std::chrono::seconds>(side_.now.time_since_epoch()).count();
+  side_.reconciler.report({.status = {}, .trials = {trial}, .window = {}});
+  const Ran list = kubectl("get trials");
+  EXPECT_EQ(list.status, 0) << list.output;
+  for (const char* column :
+       {"NAME", "NUMBER", "OUTCOME", "SOURCE", "BUDGET", "SEQS", "POLICY", "EXPECTED", "MEASURED", "JUDGED", "AGE"}) {
+    EXPECT_THAT(list.output, HasSubstr(column));
+  }
+  EXPECT_THAT(list.output, AllOf(HasSubstr("chat-17"), HasSubstr("98.5% +-1.2"), HasSubstr("100.0%")));
+  EXPECT_EQ(kubectl("get trial chat-17 -o 'jsonpath={.status.outcome}'").output, "Incumbent");
+  EXPECT_THAT(kubectl("get trial chat-18").output, HasSubstr("trials.rubato.dev \"chat-18\" not found"));
+  EXPECT_NE(kubectl("delete trial chat-17").status, 0);
+}
+
 TEST_P(KubectlTest, shows_errors_in_its_own_words) {
   const Ran missing = kubectl("get engine nosuch");
   EXPECT_EQ(missing.status, 1);
