@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Has the load moved? Watches single arrivals and ends, not windows: two-sided Page tests and a Bayesian change-point posterior
-// (Adams and MacKay 2007) on arrival rate, burstiness, prompt and output length, cut into slices of a second or more. Quick and
-// calm: the rate of false alarms is given, the thresholds follow from it.
+// Has the load moved? Watches single arrivals and ends, not windows: two-sided Page tests (Page 1954) on arrival rate,
+// burstiness, prompt and output length, cut into slices of a second or more. Where one is suspicious, the Bayesian posterior of
+// a single change within the last 256 slices (after Adams and MacKay 2007) confirms it and dates it. The rate of false alarms is
+// given, the thresholds follow from it for requests that come independently or in bursts; a load whose rate wanders for tens of
+// seconds raises more.
 #pragma once
 
 #include <cstdint>
