@@ -9,6 +9,11 @@
 namespace rubato::policies {
 namespace {
 
+// A request has met its ITL target when 99 of its 100 gaps have. So steps are planned to end three standard deviations of what
+// the model errs by before the targets, whatever the margin says; at most by a quarter each, where the model knows nothing yet.
+constexpr double sigmas_kept = 3.0;
+constexpr double largest_sigma = 0.25;
+
 class Deadline final : public Policy {
  public:
   explicit Deadline(std::int32_t sequence_capacity) { kept_.reserve(static_cast<std::size_t>(sequence_capacity)); }
@@ -44,6 +49,7 @@ class Deadline final : public Policy {
       const double share = std::max(step - fixed, step * 0.1);
       slowdown = share > 0 ? std::max(step / share, 1.0) : 1.0;
       chunk = room;
+      seconds_per_step = step;
     }
 
     [[nodiscard]] double seconds(const PrefillView& prefill) const {
@@ -57,6 +63,7 @@ class Deadline final : public Policy {
     double seconds_per_pair = 0;
     double slowdown = 1;
     double chunk = 0;
+    double seconds_per_step = 0;
   };
 
   // When this step must end. Where decodes alone overrun the margin, up to the bare targets; where they overrun even those, the
@@ -69,6 +76,10 @@ class Deadline final : public Policy {
       with_margin = std::min(with_margin, decode.last_token + decode.itl_target / 100 * (100 - view.knobs.deadline_margin));
       bare = std::min(bare, decode.last_token + decode.itl_target);
       tightest = std::min(tightest, decode.itl_target);
+    }
+    if (bare > view.now) {
+      const double scatter = sigmas_kept * std::min(view.step_time.relative_overrun(), largest_sigma);
+      with_margin = std::min(with_margin, view.now + from_seconds(to_seconds(bare - view.now) / (1.0 + scatter)));
     }
     const TimePoint decodes_done = view.now + decode_time;
     if (decodes_done <= with_margin) return with_margin;
@@ -85,7 +96,8 @@ class Deadline final : public Policy {
   };
 
   // Ranks come in as positions by TTFT deadline. Walks them, adding up work; when one would be late, the largest kept so far
-  // (itself included) goes behind all that are kept, ordered there by aged remaining work.
+  // (itself included) goes behind all that are kept, ordered there by aged remaining work. Tokens come out at the ends of steps,
+  // so that work must be done one step before its deadline.
   void triage(const PolicyView& view, const PrefillSpeed& speed, std::span<double> ranks) {
     constexpr double behind = 1e15;
     kept_.clear();
@@ -98,7 +110,7 @@ class Deadline final : public Policy {
         total += seconds;
         continue;
       }
-      const double allowed = to_seconds(prefill.ttft_deadline - view.now);
+      const double allowed = to_seconds(prefill.ttft_deadline - view.now) - speed.seconds_per_step;
       if (seconds > allowed) {  // hopeless even alone
         ranks[i] = behind + aged_remaining(prefill, view.knobs.max_num_batched_tokens);
         continue;

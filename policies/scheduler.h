@@ -185,6 +185,12 @@ class Scheduler {
 /// Both hold as they stand while max_num_batched_tokens >= running decodes + min_prefill_quantum, which every edge checks for
 /// max_num_seqs. Below that (a core without such an edge, or while lowered settings drain) the quantum is
 /// min(min_prefill_quantum, max(1, budget / 2)) and decodes take turns: decode_steps grows by 2 * ceil(decodes / budget).
+/// How long a prefill waits under overload, at most: whoever a policy puts behind becomes the oldest in the end, and is then
+/// served in every (prefill_steps + 1)th step. There it gets an eighth of max_num_batched_tokens, or a quarter of what the step
+/// has time for where a policy bounds its end and that is less; never less than the quantum. So, with n older prefills unfinished
+/// and W tokens left of them and its own, its first token comes before the lane has taken (prefill_steps + 1) * (n + 1 + W / that
+/// share) steps in which it could run: under Deadline while the lane computes at most about 36 W tokens of prefill in all. At a
+/// load above 1 the queue itself grows without end, and W with it; relative to W the wait does not.
 struct GapBounds {
   std::int32_t decode_steps = 0;
   std::int32_t prefill_steps = 0;

@@ -13,9 +13,10 @@ namespace {
 // How many waiting requests that do not fit the pool a step looks past. Bounds the cost of a plan.
 constexpr std::int32_t bypass_limit = 8;
 
-// While others compete, an overdue prefill gets this share of a step: enough to end soon, little enough to leave the policy its
-// say.
-constexpr std::int32_t overdue_share = 8;
+// While others compete, an overdue prefill gets this share of the budget, or of what the step still has time for: enough to end
+// soon, little enough to leave the policy its say.
+constexpr std::int32_t overdue_share_of_budget = 8;
+constexpr std::int32_t overdue_share_of_time = 4;
 
 // What counts as service of a prefill in a step. Below two quanta of budget decodes and prefills share it.
 std::int32_t quantum_of(std::int32_t budget) {
@@ -235,7 +236,7 @@ void StepPlanner::take_prefills() {
   if (oldest_overdue()) {
     const Slot slot = oldest_slot_;
     const bool alone = state_.candidates.size() <= 1;
-    const std::int32_t cap = alone ? budget_ : std::max(oldest_quantum_, budget_ / overdue_share);
+    const std::int32_t cap = alone ? budget_ : overdue_cap(slot);
     if (!take_prefill(slot, cap, oldest_quantum_)) waiting_closed_ = true;
   }
   rank_prefills();
@@ -270,6 +271,14 @@ void StepPlanner::rank_prefills() {
 std::int32_t StepPlanner::room_for(std::int32_t begin, std::int32_t most) const {
   if (!choice_.step_end) return most;
   return state_.step_time.largest_chunk(features_, begin, most, *choice_.step_end - now_);
+}
+
+std::int32_t StepPlanner::overdue_cap(Slot slot) const {
+  std::int32_t share = budget_ / overdue_share_of_budget;
+  if (choice_.step_end) {
+    share = std::min(share, room_for(state_.at(slot).begin(), budget_ - features_.tokens) / overdue_share_of_time);
+  }
+  return std::max(oldest_quantum_, share);
 }
 
 // at_least: the step has time for so many whatever its end, and the cap on long prompts does not bind.

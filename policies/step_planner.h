@@ -36,6 +36,7 @@ class StepPlanner {
   [[nodiscard]] std::optional<PrefixHit> find_start(Slot slot);
   void admit(Slot slot, const PrefixHit& hit);
   [[nodiscard]] std::int32_t room_for(std::int32_t begin, std::int32_t most) const;
+  [[nodiscard]] std::int32_t overdue_cap(Slot slot) const;
 
   Scheduler::State& state_;
   const TimePoint now_;

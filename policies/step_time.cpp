@@ -121,7 +121,7 @@ void StepFeatures::remove_chunk(std::int32_t begin, std::int32_t count) {
   attention -= static_cast<double>(count) * (static_cast<double>(begin) + static_cast<double>(count));
 }
 
-StepTimeModel::StepTimeModel() : relative_variance_(0.25) {
+StepTimeModel::StepTimeModel() : relative_variance_(0.25), overrun_variance_(0.25) {
   estimate_[1] = guess_seconds_per_token * scales[1];
   coefficients_[1] = guess_seconds_per_token;
   for (std::size_t i = 0; i < count_of; ++i) information_[i][i] = prior_information;
@@ -143,7 +143,8 @@ StepTimeModel StepTimeModel::from_coefficients(const Vector& coefficients, Durat
         std::max(prior_information, static_cast<double>(steps_believed) / (typical_seconds * typical_seconds));
   }
   const double relative = std::clamp(to_seconds(spread) / typical_seconds, smallest_sigma, largest_sigma);
-  model.relative_variance_ = relative * relative;
+  model.relative_variance_ = model.overrun_variance_ = relative * relative;
+  model.prefill_count_ = steps_believed;
   model.error_variance_ = to_seconds(spread) * to_seconds(spread);
   model.observation_count_ = steps_believed;
   return model;
@@ -177,6 +178,13 @@ void StepTimeModel::observe(const StepFeatures& features, Duration duration) {
   const double weighted = (seconds - predicted) * weight;
   error_variance_ += rate * (weighted * weighted - error_variance_);
   ++observation_count_;
+
+  if (features.prefill_rows == 0 || predicted <= 0) return;
+  // Errors of one side stand for both; a single stall counts for no more than the clipped error.
+  const double overrun = std::clamp(seconds / predicted - 1.0, 0.0, std::max(bound, 0.25));
+  const double overrun_rate = std::max(1.0 / static_cast<double>(prefill_count_ + 2), 0.03);
+  overrun_variance_ += overrun_rate * (2.0 * overrun * overrun - overrun_variance_);
+  ++prefill_count_;
 }
 
 bool StepTimeModel::speed_has_changed(double relative_error, double bound) {
@@ -240,8 +248,8 @@ std::int32_t StepTimeModel::largest_chunk(const StepFeatures& step, std::int32_t
   return low;
 }
 
-double StepTimeModel::relative_spread() const {
-  return std::sqrt(relative_variance_);
+double StepTimeModel::relative_overrun() const {
+  return std::sqrt(overrun_variance_);
 }
 
 Duration StepTimeModel::spread() const {

@@ -55,8 +55,9 @@ class StepTimeModel {
   /// Root mean square of recent prediction errors, outliers at their reduced weight.
   [[nodiscard]] Duration spread() const;
 
-  /// The same relative to the duration: 0.05 where steps scatter by 5 %. What the model cannot express counts as scatter.
-  [[nodiscard]] double relative_spread() const;
+  /// By how much recent steps with prefills took longer than predicted, relative to that: the standard deviation where errors are
+  /// even on both sides; more where the model is too fast for them, less where it is too slow.
+  [[nodiscard]] double relative_overrun() const;
 
   [[nodiscard]] std::uint64_t observation_count() const { return observation_count_; }
 
@@ -73,6 +74,8 @@ class StepTimeModel {
   double relative_variance_ = 0;
   std::int32_t surprises_ = 0;  // in a row: above zero for steps that took too long, below for too short ones
   double error_variance_ = 0;   // seconds squared
+  double overrun_variance_ = 0;
+  std::uint64_t prefill_count_ = 0;  // steps that it was learnt from
   std::uint64_t observation_count_ = 0;
 };
 

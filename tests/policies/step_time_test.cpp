@@ -274,5 +274,30 @@ TEST(StepTimeModel, spread_shows_the_noise) {
   EXPECT_LT(loud.spread(), std::chrono::microseconds(2000));
 }
 
+TEST(StepTimeModel, overrun_counts_steps_with_prefills_that_took_longer_than_predicted) {
+  const auto after = [](double chunk_factor) {
+    StepTimeModel model = StepTimeModel::from_coefficients(machine, std::chrono::microseconds(100));
+    std::mt19937 random(12);
+    std::normal_distribution<double> noise(1.0, 0.04);
+    for (int i = 0; i < 1000; ++i) {
+      const bool chunk = i % 10 == 0;
+      const StepFeatures features = chunk ? chunk_step(0, 2000) : decode_step(8, 100);
+      // Chunks that no model of these features can tell from a slow clock: every other one is off.
+      const double factor = chunk && i % 20 == 0 ? chunk_factor : 1.0;
+      model.observe(features, from_seconds(seconds_of(machine, features) * factor * noise(random)));
+    }
+    return model.relative_overrun();
+  };
+  EXPECT_GT(after(1.0), 0.02);
+  EXPECT_LT(after(1.0), 0.06);
+  EXPECT_GT(after(1.3), 0.08);
+  // Decodes that scatter have no say.
+  StepTimeModel model = StepTimeModel::from_coefficients(machine, std::chrono::microseconds(100));
+  const double before = model.relative_overrun();
+  for (int i = 0; i < 100; ++i)
+    model.observe(decode_step(8, 100), from_seconds(seconds_of(machine, decode_step(8, 100)) * (i % 2 == 0 ? 2 : 1)));
+  EXPECT_EQ(model.relative_overrun(), before);
+}
+
 }  // namespace
 }  // namespace rubato::policies
