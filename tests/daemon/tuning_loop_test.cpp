@@ -98,7 +98,8 @@ TEST_F(TuningLoopTest, met_objectives_are_left_alone) {
   EXPECT_TRUE(notebook.proposals.empty());
 }
 
-TEST_F(TuningLoopTest, missed_objectives_lead_to_trials_within_two_windows) {
+TEST_F(TuningLoopTest, missed_objectives_lead_to_trials_within_two_windows_where_there_is_no_twin_to_wait_for) {
+  notebook.input.tuning.twin.enabled = false;
   TuningLoop loop(notebook, side.windows, side.feed, nullptr, side.options(), at(0s));
   run(loop, 0s, 40s, 10, Verdict::Bad);
   EXPECT_FALSE(notebook.proposals.empty());
