@@ -147,41 +147,15 @@ std::int64_t wall_milliseconds() {
 
 }  // namespace
 
-namespace {
-
-/// What a later decision tells of the end of the trial that this one put on.
-std::optional<tuner::Trial> trial_from(const tuner::JournalDecision& start, std::span<const tuner::JournalDecision> later) {
-  const Decision& put_on = start.decision;
-  if (!put_on.trial || !put_on.apply || put_on.trial_number <= 0) return std::nullopt;
-  for (const tuner::JournalDecision& one : later) {
-    if (one.decision.trial_number != put_on.trial_number || one.decision.trial || !one.decision.seen) continue;
-    return tuner::Trial{.number = put_on.trial_number,
-                        .knobs = *put_on.apply,
-                        .window = *one.decision.seen,
-                        .outcome = one.decision.reason,
-                        .source = put_on.source,
-                        .expected = put_on.expected,
-                        .ended = one.time / 1000};
-  }
-  return std::nullopt;
-}
-
-}  // namespace
-
 std::vector<ExplainedDecision> join_trials(std::span<const tuner::JournalDecision> decisions,
-                                           std::span<const tuner::JournalTrial> trials) {
+                                           std::span<const tuner::Trial> trials) {
   std::unordered_map<std::int64_t, const tuner::Trial*> by_number;
-  for (const tuner::JournalTrial& one : trials) by_number[one.trial.number] = &one.trial;
+  for (const tuner::Trial& one : trials) by_number[one.number] = &one;
   std::vector<ExplainedDecision> explained;
-  for (std::size_t i = 0; i < decisions.size(); ++i) {
-    const tuner::JournalDecision& one = decisions[i];
+  for (const tuner::JournalDecision& one : decisions) {
     ExplainedDecision& added = explained.emplace_back(ExplainedDecision{.time = one.time, .decision = one.decision});
     const auto found = by_number.find(one.decision.trial_number);
-    if (one.decision.trial_number > 0 && found != by_number.end()) {
-      added.trial = *found->second;
-    } else {
-      added.trial = trial_from(one, decisions.subspan(i + 1));
-    }
+    if (one.decision.trial_number > 0 && found != by_number.end()) added.trial = *found->second;
   }
   return explained;
 }
@@ -213,7 +187,9 @@ Result<std::vector<ExplainedDecision>> read_decisions(const std::string& state_d
   if (!journal) return Unexpected(Error(journal.error()));
   const auto decisions = (*journal)->decisions({.since = since, .count_max = explained_max});
   if (!decisions) return Unexpected(Error(decisions.error()));
-  return join_trials(*decisions, {});
+  const auto trials = (*journal)->finished_trials(explained_max);
+  if (!trials) return Unexpected(Error(trials.error()));
+  return join_trials(*decisions, *trials);
 }
 
 int explain(const Options& options) {

@@ -24,11 +24,10 @@ struct ExplainedDecision {
   std::optional<tuner::Trial> trial{};
 };
 
-/// In the order of the decisions. What is known of a trial comes from the trial of the same number, else from the decision that
-/// ended it. A decision without a trial number has no trial; one whose trial still runs, or has left the journal, has none
-/// either.
+/// In the order of the decisions, each with the trial of its number. One without a number has no trial; one whose trial still
+/// runs, was given up or has left the journal has none either.
 [[nodiscard]] std::vector<ExplainedDecision> join_trials(std::span<const tuner::JournalDecision> decisions,
-                                                         std::span<const tuner::JournalTrial> trials);
+                                                         std::span<const tuner::Trial> trials);
 
 /// `2026-11-30 17:22:01 +0100` of milliseconds since 1970.
 using ShowTime = std::function<std::string(std::int64_t)>;

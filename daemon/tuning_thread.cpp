@@ -10,6 +10,7 @@
 
 #include "daemon/calibration_file.h"
 #include "daemon/lane_threads.h"
+#include "daemon/regimes_command.h"
 #include "daemon/tuning_loop.h"
 #include "daemon/twin_pace.h"
 
@@ -20,7 +21,9 @@ using namespace std::chrono_literals;
 
 constexpr auto tuning_interval = 100ms;  // how often the loop looks whether something is due
 
-std::unique_ptr<tuner::Journal> open_journal(const std::filesystem::path& state_directory) {
+/// With the regimes that `rubatod regimes import` has left for this model.
+std::unique_ptr<tuner::Journal> open_journal(const TuningThreadOptions& options) {
+  const std::filesystem::path& state_directory = options.state_directory;
   if (state_directory.empty()) return nullptr;
   auto journal = tuner::Journal::open((state_directory / "journal.sqlite").string());
   if (!journal) {
@@ -28,6 +31,12 @@ std::unique_ptr<tuner::Journal> open_journal(const std::filesystem::path& state_
     return nullptr;
   }
   if (!(*journal)->cold_start_reason().empty()) spdlog::warn("tuning journal: {}", (*journal)->cold_start_reason());
+  const auto imported = take_imported_regimes(**journal, options.model_key, state_directory, wall_seconds());
+  if (!imported) {
+    spdlog::warn("tuning: regimes that were imported are not used: {}", imported.error().message);
+  } else if (*imported > 0) {
+    spdlog::info("tuning: {} regimes were imported", *imported);
+  }
   return std::move(*journal);
 }
 
@@ -51,7 +60,7 @@ TuningThread::TuningThread(control::TuningTarget& target, const Serving& serving
       windows_(windows),
       feed_(feed),
       options_(std::move(options)),
-      journal_(open_journal(options_.state_directory)),
+      journal_(open_journal(options_)),
       thread_([this](const std::stop_token& stop) { run(stop); }) {}
 
 void TuningThread::run(const std::stop_token& stop) {

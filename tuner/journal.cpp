@@ -125,30 +125,56 @@ Result<void> Journal::record(const JournalDecision& entry) {
   return prune.step() == SQLITE_DONE ? Result<void>() : state_->failed("old decisions were not removed");
 }
 
+namespace {
+
+constexpr const char* trial_columns =
+    "SELECT number, knobs, measured, outcome, source, expected, ended_seconds, bounds FROM trials ";
+
+/// From a row of trial_columns. Empty where it cannot be read.
+std::optional<Trial> trial_from(const Statement& row) {
+  const auto knobs = knobs_from_row(row.text(1));
+  const auto window = window_from_row(row.text(2));
+  if (!knobs || !window) return std::nullopt;
+  return Trial{.number = row.integer(0),
+               .knobs = *knobs,
+               .window = *window,
+               .outcome = row.text(3),
+               .source = row.text(4),
+               .expected = expected_from_row(row.text(5)),
+               .ended = row.integer(6)};
+}
+
+}  // namespace
+
 Result<std::vector<JournalTrial>> Journal::trials(const std::string& model_key, const ObjectivesSpec& objectives,
                                                   std::int64_t count_max) const {
-  Statement query(state_->database.get(),
-                  "SELECT number, bounds, knobs, measured, outcome, source, expected, ended_seconds FROM trials WHERE "
-                  "model_key=? AND ttft_nanoseconds=? AND itl_nanoseconds=? AND attainment_percent=? ORDER BY id DESC LIMIT ?");
+  const std::string text = std::string(trial_columns) +
+                           "WHERE model_key=? AND ttft_nanoseconds=? AND itl_nanoseconds=? AND attainment_percent=? "
+                           "ORDER BY id DESC LIMIT ?";
+  Statement query(state_->database.get(), text.c_str());
   query.bind(model_key).bind(objectives.ttft.count()).bind(objectives.itl.count());
   query.bind(std::int64_t{objectives.attainment}).bind(std::max<std::int64_t>(0, count_max));
   std::vector<JournalTrial> result;
   int code = query.step();
   for (; code == SQLITE_ROW; code = query.step()) {
-    const auto bounds = bounds_from_row(query.text(1));
-    const auto knobs = knobs_from_row(query.text(2));
-    const auto window = window_from_row(query.text(3));
-    if (!bounds || !knobs || !window) continue;
-    result.push_back({.trial = {.number = query.integer(0),
-                                .knobs = *knobs,
-                                .window = *window,
-                                .outcome = query.text(4),
-                                .source = query.text(5),
-                                .expected = expected_from_row(query.text(6)),
-                                .ended = query.integer(7)},
-                      .model_key = model_key,
-                      .objectives = objectives,
-                      .bounds = *bounds});
+    const auto trial = trial_from(query);
+    const auto bounds = bounds_from_row(query.text(7));
+    if (!trial || !bounds) continue;
+    result.push_back({.trial = *trial, .model_key = model_key, .objectives = objectives, .bounds = *bounds});
+  }
+  if (code != SQLITE_DONE) return Unexpected(state_->failed("trials cannot be read").error());
+  std::reverse(result.begin(), result.end());
+  return result;
+}
+
+Result<std::vector<Trial>> Journal::finished_trials(std::int64_t count_max) const {
+  const std::string text = std::string(trial_columns) + "ORDER BY id DESC LIMIT ?";
+  Statement query(state_->database.get(), text.c_str());
+  query.bind(std::max<std::int64_t>(0, count_max));
+  std::vector<Trial> result;
+  int code = query.step();
+  for (; code == SQLITE_ROW; code = query.step()) {
+    if (auto trial = trial_from(query)) result.push_back(std::move(*trial));
   }
   if (code != SQLITE_DONE) return Unexpected(state_->failed("trials cannot be read").error());
   std::reverse(result.begin(), result.end());

@@ -67,6 +67,9 @@ class Journal {
   [[nodiscard]] Result<std::vector<JournalTrial>> trials(const std::string& model_key, const ObjectivesSpec& objectives,
                                                          std::int64_t count_max) const;
 
+  /// The newest `count_max` trials of all models and objectives, oldest first: for people to read.
+  [[nodiscard]] Result<std::vector<Trial>> finished_trials(std::int64_t count_max) const;
+
   /// Oldest first. Rows that cannot be read are skipped; parts of a record that cannot be read are empty.
   [[nodiscard]] Result<std::vector<JournalDecision>> decisions(const DecisionFilter& filter) const;
 

@@ -363,11 +363,6 @@ std::vector<Regime> Tuner::regimes() const {
   return {all.begin(), all.end()};
 }
 
-void Tuner::import_regimes(const std::vector<Regime>& regimes, TimePoint now) {
-  state_->regime_memory.merge(regimes, state_->wall_milliseconds(now) / 1000);
-  state_->keep_regimes();
-}
-
 Decision Tuner::reconfigure(const TunerOptions& options, TimePoint now) {
   return state_->reconfigure(options, now);
 }

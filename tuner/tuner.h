@@ -157,9 +157,8 @@ class Tuner {
   Decision freeze(const std::string& why, TimePoint now);
   void thaw();
 
-  /// Regimes met before, for export; imported ones are merged with them.
+  /// Regimes met before, for export.
   [[nodiscard]] std::vector<Regime> regimes() const;
-  void import_regimes(const std::vector<Regime>& regimes, TimePoint now);
 
   /// The manifest, the API or an override changed what may move or what is wanted. A running search goes on with the knobs that
   /// are left; evidence under other objectives is dropped. options.space.base is what runs now, pins included;

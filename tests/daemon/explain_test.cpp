@@ -82,7 +82,7 @@ std::string text_of(const std::vector<ExplainedDecision>& decisions) {
 
 TEST(Explain, a_block_tells_what_was_seen_expected_done_and_what_came_of_it) {
   const std::vector<JournalDecision> decisions{started(17)};
-  const std::vector<JournalTrial> trials{finished(16), finished(17)};
+  const std::vector<tuner::Trial> trials{finished(16).trial, finished(17).trial};
   const std::string text = text_of(join_trials(decisions, trials));
   EXPECT_EQ(text,
             "at 1764500000000  TrialStarted  (Searching, trial 17, proposed by Twin)\n"
@@ -98,7 +98,7 @@ TEST(Explain, a_block_tells_what_was_seen_expected_done_and_what_came_of_it) {
 
 TEST(Explain, a_trial_is_joined_by_its_number_and_by_nothing_else) {
   const std::vector<JournalDecision> decisions{started(17), ended(17), started(18), ended(0)};
-  const std::vector<JournalTrial> trials{finished(17), finished(0)};
+  const std::vector<tuner::Trial> trials{finished(17).trial, finished(0).trial};
   const auto joined = join_trials(decisions, trials);
   ASSERT_EQ(joined.size(), 4U);
   EXPECT_EQ(joined[0].trial->number, 17);
@@ -122,7 +122,7 @@ TEST(Explain, what_is_not_known_is_left_out) {
 
 TEST(Explain, json_carries_the_same_figures) {
   const std::vector<JournalDecision> decisions{started(17)};
-  const std::vector<JournalTrial> trials{finished(17)};
+  const std::vector<tuner::Trial> trials{finished(17).trial};
   const auto json = explanation_json(join_trials(decisions, trials));
   EXPECT_EQ(json["kind"], "DecisionList");
   const auto& item = json["items"][0];
@@ -151,13 +151,14 @@ TEST(Explain, reads_a_journal_while_another_holds_it_and_says_where_there_is_non
   EXPECT_TRUE(empty->empty());
 
   ASSERT_TRUE((*writer)->record(started(17)));
+  ASSERT_TRUE((*writer)->record(finished(17)));
   ASSERT_TRUE((*writer)->record(ended(17)));
   const auto all = read_decisions(folder.path().string(), 0);
   ASSERT_TRUE(all) << all.error().message;
   ASSERT_EQ(all->size(), 2U);
   EXPECT_EQ(all->front().decision.reason, "TrialStarted") << "the newest is last";
   ASSERT_TRUE(all->front().trial);
-  EXPECT_EQ(all->front().trial->outcome, "TrialAdopted");
+  EXPECT_EQ(all->front().trial->outcome, "Incumbent");
   EXPECT_EQ(all->front().trial->window.good, 158);
   const auto late = read_decisions(folder.path().string(), started(17).time + 1);
   ASSERT_TRUE(late);

@@ -59,7 +59,7 @@ TEST(TunerTwin, a_steady_load_is_left_alone_once_it_is_served) {
   SimulatedLoop loop({.seed = 5});
   loop.run(short_prompts, minutes(5));
   const std::size_t before = loop.changes.size();
-  loop.run(short_prompts, minutes(55));
+  loop.run(short_prompts, minutes(25));
   EXPECT_LE(loop.changes.size() - before, 1U) << told(loop);
 }
 
