@@ -85,6 +85,7 @@ class Search {
   [[nodiscard]] Evidence evidence(const KnobValues& knobs) const;
 
   [[nodiscard]] std::int32_t trials() const { return trials_; }
+  [[nodiscard]] std::int32_t trials_max() const { return options_.trials_max; }
 
  private:
   struct Told {

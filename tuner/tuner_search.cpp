@@ -12,8 +12,7 @@ namespace rubato::tuner {
 
 namespace {
 
-constexpr double same_load = 0.5;           // octaves: nearer is the same load, whatever the detector said under a trial
-constexpr double nothing_to_protect = 0.5;  // below this attainment a bad trial costs little more than the incumbent does
+constexpr double same_load = 0.5;  // octaves: nearer is the same load, whatever the detector said under a trial
 constexpr double backlog_share = 0.2;
 
 const char* reason_for(Source source) {
@@ -96,6 +95,7 @@ Decision Tuner::State::next_trial(TimePoint now, const std::string& lead) {
                        " %); holding " + describe(incumbent) + ".";
     return decision;
   }
+  if (twin_knows_more(now)) expect_anew(now);
   const Answer answer = search->ask(incumbent);
   if (!answer.proposal) {
     const char* why = answer.end == SearchEnd::TrialsSpent ? "the trials are spent"
@@ -213,7 +213,11 @@ std::optional<Decision> Tuner::State::on_progress(const Window& so_far) {
 void Tuner::State::follow_load(const Window& window) {
   search_load = load_of(window);
   search->load_moved(search_load);
-  const std::optional<TwinAnswer> answer = ask_twin(window.end, {});
+  expect_anew(window.end);
+}
+
+void Tuner::State::expect_anew(TimePoint now) {
+  const std::optional<TwinAnswer> answer = ask_twin(now, {});
   outcomes = answer ? answer->outcomes : std::vector<KnownOutcome>{};
   if (answer) search->expect(answer->all);
 }
@@ -254,7 +258,7 @@ Decision Tuner::State::on_recovery(const Window& window, const Evidence& evidenc
   if (verdict == Verdict::Met && judge(search->evidence(incumbent), options.objectives) != Verdict::Missed) {
     return finish(window.end, lead);
   }
-  if (search_rollbacks >= rollbacks_per_search_max) {
+  if (search_rollbacks >= (outcomes.empty() ? rollbacks_per_search_max : rollbacks_with_twin_max)) {
     return finish(window.end, lead + "; " + std::to_string(search_rollbacks) + " trials had to be rolled back");
   }
   return next_trial(window.end, lead);

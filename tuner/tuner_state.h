@@ -23,14 +23,18 @@
 namespace rubato::tuner {
 
 inline constexpr std::int32_t trials_per_search_max = 16;
+inline constexpr std::int32_t trials_with_twin_max =
+    4;                                               // what it expects most of comes first; what is left is seldom worth a window
 inline constexpr std::int32_t thin_windows_max = 4;  // pooled before they count as no data
 inline constexpr std::size_t watched_max = 4;        // windows of the incumbent that are judged together
 inline constexpr std::size_t recent_trials_max = 64;
 inline constexpr std::size_t history_max = 512;
 inline constexpr std::int32_t repeats_max = 6;               // of one trial or recovery, while a backlog shrinks
 inline constexpr std::int32_t rollbacks_per_search_max = 4;  // then the search does more harm than good
-inline constexpr std::int32_t load_moves_max = 2;            // followed within one search
-inline constexpr std::int32_t dwell_doublings_max = 4;       // searches under an unchanged load come ever less often
+inline constexpr std::int32_t rollbacks_with_twin_max = 2;
+inline constexpr std::int32_t load_moves_max = 2;  // followed within one search
+inline constexpr double nothing_to_protect = 0.5;  // below this attainment a bad trial costs little more than the incumbent does
+inline constexpr std::int32_t dwell_doublings_max = 4;  // searches under an unchanged load come ever less often
 
 /// What the windows that come in are of.
 enum class Stage : std::uint8_t {
@@ -87,6 +91,7 @@ struct Tuner::State {
   std::optional<LoadAlarm> pending_alarm;           // not answered yet
   std::optional<Evidence> settled_evidence;         // of the incumbent when the last search under this load ended
   std::optional<Evidence> incumbent_forecast;       // what the twin expects of it, while it has not been measured under this load
+  Duration studied_span{};                          // of traffic that the last study rested on
   TimePoint mixture_until = TimePoint::min();       // no other setting is chosen for alternating loads before
   std::optional<ExpectedOutcome> trial_expected{};  // of the running trial
   std::string trial_source;
@@ -128,6 +133,7 @@ struct Tuner::State {
   Decision roll_back(const Evidence& trial, const Evidence& known);
   Decision leave_for_shift(const Shift& shift);
   void follow_load(const Window& window);
+  void expect_anew(TimePoint now);
   Decision finish(TimePoint now, const std::string& lead);
   void adopt(const KnobValues& knobs, const Evidence& evidence);
   void record_trial(const char* outcome);
@@ -154,6 +160,7 @@ struct Tuner::State {
   /// Mean length of phases that alternate too fast to be followed one by one; empty where loads last.
   [[nodiscard]] std::optional<Duration> alternation() const;
   [[nodiscard]] std::vector<TrafficPhase> expected_phases(TimePoint now) const;
+  [[nodiscard]] bool twin_knows_more(TimePoint now) const;
   [[nodiscard]] std::optional<TwinAnswer> ask_twin(TimePoint now, std::span<const KnobValues> hints);
   void begin_search(const LoadFeatures& load, const std::optional<TwinAnswer>& answer);
   [[nodiscard]] std::optional<ExpectedOutcome> outcome_expected_of(const KnobValues& knobs) const;

@@ -91,10 +91,20 @@ std::vector<TrafficPhase> Tuner::State::expected_phases(TimePoint now) const {
   return {{.requests = std::move(requests), .begin = begin, .end = now, .weight = 1}};
 }
 
+/// The first answers under a load rest on seconds of it, before long outputs have ended; they are worth asking for again.
+bool Tuner::State::twin_knows_more(TimePoint now) const {
+  if (!twin_answers()) return false;
+  const std::vector<TrafficPhase> phases = expected_phases(now);
+  return !phases.empty() && now - phases.front().begin >= 2 * studied_span;
+}
+
 std::optional<Tuner::State::TwinAnswer> Tuner::State::ask_twin(TimePoint now, std::span<const KnobValues> hints) {
   if (!twin_answers()) return std::nullopt;
-  const std::unique_ptr<TwinStudy> study = twin->study(expected_phases(now));
+  std::vector<TrafficPhase> phases = expected_phases(now);
+  const Duration span = phases.empty() ? Duration{} : now - phases.front().begin;
+  const std::unique_ptr<TwinStudy> study = twin->study(std::move(phases));
   if (!study) return std::nullopt;
+  studied_span = span;
   const std::optional<TwinStudy::Best> best = study->best(legal, incumbent, hints);
   if (!best) return std::nullopt;
   TwinAnswer answer{.best = best->knobs,
@@ -126,7 +136,7 @@ void Tuner::State::begin_search(const LoadFeatures& load, const std::optional<Tw
                  SearchOptions{.objectives = options.objectives,
                                .load = search_load,
                                .seed = options.seed + 0x9e3779b97f4a7c15ULL * static_cast<std::uint64_t>(counts.searches_total),
-                               .trials_max = trials_per_search_max,
+                               .trials_max = answer ? trials_with_twin_max : trials_per_search_max,
                                .expected = answer ? answer->all : std::vector<Expected>{}},
                  history);
 }
@@ -188,6 +198,7 @@ std::optional<Decision> Tuner::State::on_alarm(const LoadAlarm& alarm, const Win
   infeasible = false;
   searches_since_shift = 0;
   settled_evidence.reset();
+  studied_span = {};
   dwell_until = TimePoint::min();
   watched.clear();
   detector.reset();

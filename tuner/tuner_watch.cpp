@@ -61,10 +61,11 @@ Decision Tuner::State::watch(const Window& window, const Evidence& evidence, con
     }
     return hold;
   }
-  if (infeasible) {
+  const bool news = twin_knows_more(window.end);
+  if (infeasible && !news) {
     return {.phase = Phase::Infeasible, .apply = {}, .trial = false, .reason = infeasible_reason, .message = infeasible_message};
   }
-  if (window.end < dwell_until) {
+  if (window.end < dwell_until && !news) {
     hold.reason = "Dwelling";
     hold.message = "The objectives are missed (" + describe(evidence) +
                    "), but the last search ended too recently; the next may start in " +
@@ -79,14 +80,15 @@ Decision Tuner::State::watch(const Window& window, const Evidence& evidence, con
     return hold;
   }
   // Searched under this load already, and it is served as well as it was then: looking again would find the same.
-  if (settled_evidence && twin_answers() && compare(watched_evidence(), *settled_evidence) != Comparison::Worse) {
+  if (settled_evidence && !news && twin_answers() && compare(watched_evidence(), *settled_evidence) != Comparison::Worse) {
     hold.reason = "NothingBetterKnown";
     hold.message = "The objectives are missed (" + describe(evidence) + "), as well as " + describe(incumbent) +
                    " did when the last search ended (" + describe(*settled_evidence) + ").";
     return hold;
   }
-  // A twin that will soon know better is worth a window or two.
-  if (twin && twin->status().state == TwinState::Learning && learning_windows < learning_windows_max) {
+  // A twin that will soon know better is worth a window or two, where there is something left to lose.
+  if (twin && twin->status().state == TwinState::Learning && learning_windows < learning_windows_max &&
+      evidence.attainment() >= nothing_to_protect) {
     ++learning_windows;
     hold.reason = "TwinLearning";
     hold.message = "The objectives are missed (" + describe(evidence) + "); the twin is still learning.";

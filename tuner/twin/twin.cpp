@@ -86,7 +86,9 @@ const TwinStatus& Twin::status() const {
   status.simulations_total = state.counts->simulations;
   status.aborted_total = state.counts->aborted;
   status.simulated_total = state.counts->simulated;
-  const bool learning = status.steps < steps_min || state.correction.windows < checks_min;
+  // One window that agreed will do; after one that did not, the correction made of it has to prove itself.
+  const bool agreed = !state.off.empty() && !state.off.back();
+  const bool learning = status.steps < steps_min || (state.correction.windows < checks_min && !agreed);
   if (!state.enabled) {
     status.state = TwinState::Off;
     status.message = "spec.tuning.twin.enabled is false";
