@@ -90,7 +90,9 @@ TEST(Plan, attainment_falls_with_load_and_the_limit_lies_where_it_crosses_the_ob
   }
   ASSERT_TRUE(plan->holds_to);
   for (const PlannedLoad& load : plan->loads) {
-    if (load.scale <= *plan->holds_to) EXPECT_GE(load.chosen.attainment, 0.95) << load.scale;
+    if (load.scale <= *plan->holds_to) {
+      EXPECT_GE(load.chosen.attainment, 0.95) << load.scale;
+    }
   }
   EXPECT_FALSE(plan->holds_further);
 }
