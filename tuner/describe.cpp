@@ -4,29 +4,13 @@
 #include <cmath>
 #include <cstdio>
 
+#include "manifests/names.h"
+
 namespace rubato::tuner {
-
-namespace {
-
-const char* name_of(PriorityPolicy policy) {
-  switch (policy) {
-    case PriorityPolicy::Deadline:
-      return "Deadline";
-    case PriorityPolicy::DecodeFirst:
-      return "DecodeFirst";
-    case PriorityPolicy::PrefillFirst:
-      return "PrefillFirst";
-    case PriorityPolicy::ShortestFirst:
-      return "ShortestFirst";
-  }
-  return "an unknown policy";
-}
-
-}  // namespace
 
 std::string describe(const KnobValues& knobs) {
   std::string text = "budget " + std::to_string(knobs.max_num_batched_tokens) + ", " + std::to_string(knobs.max_num_seqs) +
-                     " sequences, " + name_of(knobs.priority_policy);
+                     " sequences, " + std::string(to_string(knobs.priority_policy));
   if (knobs.priority_policy == PriorityPolicy::Deadline) text += " with " + std::to_string(knobs.deadline_margin) + " % margin";
   if (knobs.mode == Mode::Disaggregated) {
     text += ", disaggregated with ";

@@ -8,6 +8,7 @@
 #include "daemon/control/discovery.h"
 #include "daemon/control/health.h"
 #include "daemon/control/object_query.h"
+#include "daemon/control/table.h"
 #include "daemon/control/trials.h"
 
 namespace rubato::control {
@@ -79,24 +80,17 @@ std::variant<PatchRequest, StatusError> read_patch(const http::Request& request)
   return patch;
 }
 
+constexpr Column event_columns[] = {
+    {"Last Seen", "string", "", 0}, {"Type", "string", "", 0},    {"Reason", "string", "", 0},
+    {"Object", "string", "", 0},    {"Message", "string", "", 0},
+};
+
 Json event_table(const std::vector<Json>& events, WallTime now) {
-  Json table{{"kind", "Table"},
-             {"apiVersion", "meta.k8s.io/v1"},
-             {"metadata", {{"resourceVersion", ""}}},
-             {"columnDefinitions", Json::array()},
-             {"rows", Json::array()}};
-  for (const char* name : {"Last Seen", "Type", "Reason", "Object", "Message"}) {
-    table["columnDefinitions"].push_back(
-        {{"name", name}, {"type", "string"}, {"format", ""}, {"description", ""}, {"priority", 0}});
-  }
-  for (const auto& event : events) {
+  return make_table(event_columns, events, "", IncludeObject::Metadata, [now](const Json& event) {
     const auto last = parse_time(event["lastTimestamp"].get<std::string>());
     const std::string object = std::string(engine_singular) + "/" + event["involvedObject"]["name"].get<std::string>();
-    table["rows"].push_back(
-        {{"cells", {format_age(now - last.value_or(now)), event["type"], event["reason"], object, event["message"]}},
-         {"object", {{"kind", "PartialObjectMetadata"}, {"apiVersion", "meta.k8s.io/v1"}, {"metadata", event["metadata"]}}}});
-  }
-  return table;
+    return Json{format_age(now - last.value_or(now)), event["type"], event["reason"], object, event["message"]};
+  });
 }
 
 using Answer = std::function<http::Response(const http::Request&, const http::PathParameters&)>;

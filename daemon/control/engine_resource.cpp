@@ -201,12 +201,6 @@ std::string capitalised(std::string_view word) {
   return text;
 }
 
-struct Column {
-  const char* name;
-  const char* type;
-  const char* description;
-  int priority;
-};
 constexpr Column columns[] = {
     {"Name", "string", "Name of the engine.", 0},
     {"Mode", "string", "How prefills and decodes share the device.", 0},
@@ -316,27 +310,8 @@ Json engine_list(const std::vector<Json>& engines, const std::string& resource_v
 }
 
 Json engine_table(const std::vector<Json>& engines, const std::string& resource_version, IncludeObject include, WallTime now) {
-  Json table{{"kind", "Table"},
-             {"apiVersion", "meta.k8s.io/v1"},
-             {"metadata", {{"resourceVersion", resource_version}}},
-             {"columnDefinitions", Json::array()},
-             {"rows", Json::array()}};
-  for (const auto& column : columns) {
-    table["columnDefinitions"].push_back({{"name", column.name},
-                                          {"type", column.type},
-                                          {"format", std::string_view(column.name) == "Name" ? "name" : ""},
-                                          {"description", column.description},
-                                          {"priority", column.priority}});
-  }
-  for (const auto& engine : engines) {
-    Json row{{"cells", cells_of(engine, now)}};
-    if (include == IncludeObject::Object) row["object"] = engine;
-    if (include == IncludeObject::Metadata) {
-      row["object"] = {{"kind", "PartialObjectMetadata"}, {"apiVersion", "meta.k8s.io/v1"}, {"metadata", engine["metadata"]}};
-    }
-    table["rows"].push_back(std::move(row));
-  }
-  return table;
+  return make_table(columns, engines, resource_version, include,
+                    [now](const Json& engine) { return Json(cells_of(engine, now)); });
 }
 
 }  // namespace rubato::control

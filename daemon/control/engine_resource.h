@@ -12,6 +12,7 @@
 
 #include "daemon/control/conditions.h"
 #include "daemon/control/control_state.h"
+#include "daemon/control/table.h"
 #include "daemon/serving.h"
 #include "tuner/tuner.h"
 #include "tuner/twin/twin.h"
@@ -40,8 +41,6 @@ struct StatusInputs {
 [[nodiscard]] Json engine_object(const ControlState& state, const Json& status, const std::string& resource_version);
 [[nodiscard]] Json engine_list(const std::vector<Json>& engines, const std::string& resource_version);
 
-/// Which form of the object the rows of a table carry.
-enum class IncludeObject : std::uint8_t { None, Metadata, Object };
 [[nodiscard]] Json engine_table(const std::vector<Json>& engines, const std::string& resource_version, IncludeObject include,
                                 WallTime now);
 

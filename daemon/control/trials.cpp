@@ -30,12 +30,6 @@ Json trial_object(const tuner::Trial& trial, const EngineIdentity& engine) {
           {"status", std::move(status)}};
 }
 
-struct Column {
-  const char* name;
-  const char* type;
-  const char* description;
-  int priority;
-};
 constexpr Column columns[] = {
     {"Name", "string", "Name of the trial.", 0},
     {"Number", "integer", "Number of the trial.", 0},
@@ -120,27 +114,8 @@ Json trial_list(std::vector<Json> trials) {
 }
 
 Json trial_table(std::span<const Json> trials, IncludeObject include, WallTime now) {
-  Json table{{"kind", "Table"},
-             {"apiVersion", "meta.k8s.io/v1"},
-             {"metadata", {{"resourceVersion", trials.empty() ? Json("0") : trials.front()["metadata"]["resourceVersion"]}}},
-             {"columnDefinitions", Json::array()},
-             {"rows", Json::array()}};
-  for (const Column& column : columns) {
-    table["columnDefinitions"].push_back({{"name", column.name},
-                                          {"type", column.type},
-                                          {"format", std::string_view(column.name) == "Name" ? "name" : ""},
-                                          {"description", column.description},
-                                          {"priority", column.priority}});
-  }
-  for (const Json& trial : trials) {
-    Json row{{"cells", cells_of(trial, now)}};
-    if (include == IncludeObject::Object) row["object"] = trial;
-    if (include == IncludeObject::Metadata) {
-      row["object"] = {{"kind", "PartialObjectMetadata"}, {"apiVersion", "meta.k8s.io/v1"}, {"metadata", trial["metadata"]}};
-    }
-    table["rows"].push_back(std::move(row));
-  }
-  return table;
+  const Json version = trials.empty() ? Json("0") : trials.front()["metadata"]["resourceVersion"];
+  return make_table(columns, trials, version, include, [now](const Json& trial) { return Json(cells_of(trial, now)); });
 }
 
 StatusError trial_not_found(const std::string& name) {
