@@ -10,25 +10,13 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "manifests/names.h"
+
 namespace rubato::study {
 namespace {
 
 constexpr double bearable_share = 0.9;
 constexpr std::uint64_t oracle_seed = 100'000;  // apart from those of the runs
-
-const char* name_of(PriorityPolicy policy) {
-  switch (policy) {
-    case PriorityPolicy::Deadline:
-      return "Deadline";
-    case PriorityPolicy::DecodeFirst:
-      return "DecodeFirst";
-    case PriorityPolicy::PrefillFirst:
-      return "PrefillFirst";
-    case PriorityPolicy::ShortestFirst:
-      return "ShortestFirst";
-  }
-  return "";
-}
 
 std::string decimal(double value, int digits) {
   char text[64];
@@ -51,7 +39,7 @@ void in_parallel(int threads, std::size_t count, const std::function<void(std::s
 
 std::string text_of(const KnobValues& knobs) {
   std::string text = std::to_string(knobs.max_num_batched_tokens) + "/" + std::to_string(knobs.max_num_seqs) + " " +
-                     name_of(knobs.priority_policy);
+                     std::string(to_string(knobs.priority_policy));
   if (knobs.priority_policy == PriorityPolicy::Deadline) text += " " + std::to_string(knobs.deadline_margin) + "%";
   return text;
 }
@@ -139,7 +127,7 @@ SteadyShare Oracle::share(const Cell& cell, const KnobValues& knobs, double floo
 Oracle::Best Oracle::best(const Cell& cell, Space space) {
   constexpr std::size_t batch = 8;        // whose floor comes from those before: the same whatever the threads
   constexpr double worth_knowing = 0.85;  // of the best so far
-  const std::vector<KnobValues> grid = settings_grid(space, Grid::Fine);
+  const std::vector<KnobValues> grid = settings_grid(space, options_.grid);
   Best best;
   for (std::size_t begin = 0; begin < grid.size(); begin += batch) {
     const std::size_t count = std::min(batch, grid.size() - begin);

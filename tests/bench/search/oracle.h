@@ -30,6 +30,7 @@ struct OracleOptions {
   int threads = 1;
   Duration measured = std::chrono::seconds(240);
   int repeats = 2;  // simulations per settings, each with arrivals of its own
+  Grid grid = Grid::Fine;
 };
 
 class Oracle {
@@ -43,7 +44,7 @@ class Oracle {
     KnobValues knobs;
     double share = 0;
   };
-  /// The best of the fine grid.
+  /// The best of the grid.
   [[nodiscard]] Best best(const Cell& cell, Space space);
 
   /// The highest rate at which some setting of the coarse grid without triage gives nine of ten requests what they were promised:

@@ -94,6 +94,17 @@ double changes_per_hour(const NodeRun& run, Duration horizon, Duration from) {
   return static_cast<double>(late) / (to_seconds(horizon - from) / 3600);
 }
 
+std::vector<std::string> first_changes(const NodeRun& run) {
+  constexpr std::size_t most = 60;
+  std::vector<std::string> lines;
+  for (std::size_t i = 1; i < std::min(run.changes.size(), most); ++i) {
+    const Change& change = run.changes[i];
+    lines.push_back(std::to_string((change.at - TimePoint{}) / seconds(1)) + " s: " + text_of(change.knobs) + ", " +
+                    change.reason);
+  }
+  return lines;
+}
+
 Record blank(const RunRequest& request) {
   Record record;
   record.kind = request.kind;
@@ -136,6 +147,7 @@ std::vector<Record> run_rows(const Scene& scene, Record pattern, const std::vect
     record.attainment = made.run.attainment();
     record.static_attainment = single[seed].attainment();
     record.settings = text_of(made.run.changes.back().knobs);
+    record.changes = first_changes(made.run);
     record.changes_per_hour = changes_per_hour(made.run, scene.horizon,
                                                request.kind == Kind::Steady ? std::min(start_up, scene.horizon / 2) : Duration{});
     compare(record, made.run, best[seed]);
@@ -153,7 +165,7 @@ std::vector<Traffic> for_seeds(std::uint64_t seeds, const std::function<Traffic(
 std::vector<Record> run_cell(const RunRequest& request, const Traces& traces, Oracle& oracle) {
   const Cell cell{.workload = request.workload,
                   .truth = request.truth,
-                  .rate = request.load * oracle.capacity(*request.workload, request.truth)};
+                  .rate = request.rate ? *request.rate : request.load * oracle.capacity(*request.workload, request.truth)};
   const Oracle::Best best = oracle.best(cell, request.space);
   const Oracle::Best single = request.space == Space::Static ? best : oracle.best(cell, Space::Static);
   const Duration horizon = request.kind == Kind::Steady ? request.length : request.windows * slot;

@@ -36,9 +36,10 @@ struct Record {
   double lost = 0;         // good requests that the oracle had and this run had not, in windows' worth of requests
   double final_share = 0;  // of the oracle's good requests, over the last quarter
   double attainment = 0;
-  double static_attainment = 0;  // of the best single static setting without triage, on the same arrivals
-  double changes_per_hour = 0;   // Steady: after the first half hour; else: of the whole run
-  std::string settings{};        // in the end
+  double static_attainment = 0;        // of the best single static setting without triage, on the same arrivals
+  double changes_per_hour = 0;         // Steady: after the first half hour; else: of the whole run
+  std::string settings{};              // in the end
+  std::vector<std::string> changes{};  // the first few: when, to what, why
   Effort effort{};
 };
 
@@ -48,7 +49,8 @@ struct RunRequest {
   double load = 0.95;
   TruthKind truth = TruthKind::Nominal;
   Space space = Space::Full;
-  std::vector<std::string> rows;
+  std::vector<std::string> rows{};
+  std::optional<double> rate{};  // requests per second; empty: load times the capacity
   std::uint64_t seeds = 20;
   int windows = 40;                             // Cell: of 20 s
   Duration period = std::chrono::seconds(120);  // Alternate

@@ -127,6 +127,7 @@ nlohmann::ordered_json to_json(const std::vector<Record>& records, Clocked clock
                                {"alarms", record.effort.alarms},
                                {"retunes", record.effort.retunes},
                                {"simulatedSeconds", to_seconds(record.effort.simulated)}};
+    if (!record.changes.empty()) one["changes"] = record.changes;
     if (record.windows) one["windows"] = *record.windows;
     if (clocked == Clocked::Yes) one["cpuSeconds"] = record.effort.cpu_seconds;
     all.push_back(std::move(one));

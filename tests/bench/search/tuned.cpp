@@ -109,7 +109,7 @@ class TunedController final : public MeteredController {
     if (!decision.apply) return std::nullopt;
     return Move{.knobs = *decision.apply,
                 .thinking = from_seconds(to_seconds(simulated() - before) / twin_speed),
-                .reason = decision.reason};
+                .reason = decision.reason + (decision.source.empty() ? "" : " " + decision.source)};
   }
 
   std::unique_ptr<tuner::Twin> twin_;

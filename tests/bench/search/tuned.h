@@ -26,7 +26,7 @@ class MeteredController : public Controller {
 };
 
 /// The twin's work takes time: it is held to simulate so many seconds in one.
-inline constexpr double twin_speed = 500;  // a thousand times real time on half a core
+inline constexpr double twin_speed = 1000;  // two thousand times real time on half a core
 
 /// Tuner, Twin and LoadWatch as the daemon wires them, fed with what a live node shows.
 [[nodiscard]] std::unique_ptr<MeteredController> tuner_with_twin(const BaselineOptions& options);
