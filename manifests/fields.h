@@ -242,7 +242,7 @@ template <>
 struct Fields<TwinSpec> {
   static constexpr auto table() {
     return std::tuple(
-        field("enabled", &TwinSpec::enabled, Switch{}, "Whether the search may ask it; without, it is measured only."),
+        field("enabled", &TwinSpec::enabled, Switch{}, "Whether it runs, and the search asks it first."),
         field("corePercent", &TwinSpec::core_percent, Whole{1, 100}, "How much of one core it may take at most."));
   }
 };

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/tuner/simulated_loop.h"
+#include "tuner/regimes.h"
 
 namespace rubato::tuner {
 namespace {
@@ -61,6 +62,34 @@ TEST(TunerTwin, a_steady_load_is_left_alone_once_it_is_served) {
   const std::size_t before = loop.changes.size();
   loop.run(short_prompts, minutes(25));
   EXPECT_LE(loop.changes.size() - before, 1U) << told(loop);
+}
+
+// Without the twin's word: what is remembered stands alone.
+TEST(TunerTwin, a_load_met_before_gets_its_settings_back_at_once) {
+  SimulatedLoop loop({.seed = 8});
+  loop.twin().set_enabled(false);
+  loop.run(short_prompts, minutes(8));
+  loop.run(long_prompts, minutes(12));
+  ASSERT_GE(loop.tuner().regimes().size(), 2U) << told(loop);
+  const std::size_t before = loop.decisions.size();
+  const TimePoint moved = loop.engine().now();
+  loop.run(short_prompts, seconds(40));
+  const auto back = std::find_if(loop.decisions.begin() + static_cast<std::ptrdiff_t>(before), loop.decisions.end(),
+                                 [](const Decision& one) { return one.source == "Regime"; });
+  ASSERT_NE(back, loop.decisions.end()) << told(loop);
+  EXPECT_EQ(back->reason, "ShiftRetuned");
+  EXPECT_LE(back->seen->end - moved, seconds(15)) << back->message;
+}
+
+TEST(TunerTwin, loads_that_alternate_fast_get_one_setting_and_no_trials) {
+  SimulatedLoop loop({.seed = 7});
+  for (int i = 0; i < 8; ++i) loop.run(i % 2 == 0 ? short_prompts : long_prompts, minutes(1));
+  const std::size_t before = loop.decisions.size();
+  const std::size_t changes = loop.changes.size();
+  for (int i = 0; i < 12; ++i) loop.run(i % 2 == 0 ? short_prompts : long_prompts, minutes(1));
+  for (std::size_t i = before; i < loop.decisions.size(); ++i) EXPECT_FALSE(loop.decisions[i].trial) << told(loop);
+  EXPECT_LE(loop.changes.size() - changes, 1U) << told(loop);
+  EXPECT_GE(loop.attainment(48), 0.9) << told(loop);
 }
 
 TEST(TunerTwin, without_a_twin_the_plain_search_does_the_work) {
