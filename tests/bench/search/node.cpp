@@ -44,7 +44,7 @@ class LiveRun {
       tick(next);
     }
     const TimePoint last = end + options_.drain_max;
-    for (TimePoint at = end + seconds(2); at <= last && judged_ < expected(); at += seconds(2)) advance(at);
+    for (TimePoint at = std::max(end, node_.now()) + seconds(2); at <= last && judged_ < expected(); at += seconds(2)) advance(at);
     judge_the_rest(end);
     return std::move(run_);
   }
