@@ -11,7 +11,9 @@ namespace rubato::tuner {
 
 namespace {
 
-constexpr std::uint64_t warm_up = 30;  // observations before errors say more about the steps than about the first guess
+constexpr std::uint64_t warm_up = 30;          // observations before errors say more about the steps than about the first guess
+constexpr std::uint64_t settled_after = 1024;  // then the errors of the law while it learnt would only pass for stalls of steps
+constexpr std::size_t first_errors = 170;
 constexpr std::uint64_t refresh_every = 128;
 constexpr double relative_error_rate = 0.01;
 constexpr double factor_weight_max = 128;  // observations that a factor remembers
@@ -118,6 +120,7 @@ void StepLaw::observe(const policies::StepFeatures& features, std::optional<std:
   if (observation_count_ >= warm_up) {
     const double log_error = std::clamp(std::log(measured / predicted), -log_error_reach, log_error_reach);
     keep_error(log_error);
+    if (observation_count_ == settled_after) forget_first_errors(first_errors);
     learn_factor(key, std::log(measured / base));
     average(log_error);
   }
@@ -164,6 +167,15 @@ void StepLaw::keep_error(double log_error) {
   // Early ones change much: at each power of two.
   const bool early = error_count_ < refresh_every && error_count_ >= 8 && std::has_single_bit(error_count_);
   if (early || error_next_ % refresh_every == 0) refresh_quantiles();
+}
+
+void StepLaw::forget_first_errors(std::size_t count) {
+  if (error_count_ != error_next_ || error_count_ <= count) return;  // the ring has gone round, or was restored
+  std::copy(log_errors_.begin() + static_cast<std::ptrdiff_t>(count),
+            log_errors_.begin() + static_cast<std::ptrdiff_t>(error_count_), log_errors_.begin());
+  error_count_ -= count;
+  error_next_ = error_count_;
+  refresh_quantiles();
 }
 
 void StepLaw::refresh_quantiles() {

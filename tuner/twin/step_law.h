@@ -63,6 +63,7 @@ class StepLaw {
   void average(double log_error);
   void learn_factor(std::int32_t key, double log_error);
   void keep_error(double log_error);
+  void forget_first_errors(std::size_t count);
   void refresh_quantiles();
   /// Errors as the quantiles tell of them, for a law that is read from a file: else the first few new ones would be all it knows.
   void fill_errors();
