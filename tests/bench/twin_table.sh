@@ -64,8 +64,10 @@ while alive(replay):
     if "lastCheck" in twin:
         checks[twin["windows"]] = twin
     time.sleep(1)
-last = checks[max(checks)]
+last = checks[max(checks)] if checks else {}
 judged = [checks[n]["lastCheck"] for n in sorted(checks) if n > warm]
+if not judged:
+    sys.exit("too few requests for windows that can be checked: a longer replay, or more requests")
 print(f"{os.path.basename(trace)}, {settings}: {len(judged)} windows after {warm}, {last['state']}, step error {last['stepErrorPercent']} %, "
       f"{float(last['simulatedSeconds'].rstrip('s') if isinstance(last['simulatedSeconds'], str) else last['simulatedSeconds']):.0f} s simulated in "
       f"{last['cpuSeconds']} s of CPU")
